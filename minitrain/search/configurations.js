@@ -41,6 +41,9 @@ function drawing(holder, distance) {
     for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
     if (text != null) made.textContent = text;
     svg.append(made);
+    if (text == null) return;
+    const { x, width: wide } = made.getBBox();  // what would be cut moves into the picture
+    made.setAttribute('x', attributes.x + Math.max(0, -x) - Math.max(0, x + wide - width));
   };
   canvas.addEventListener('click', event => choose(nearest(event, distance)));
   canvas.addEventListener('mousemove', event => {
@@ -129,9 +132,11 @@ function nearest(event, distance) {
   return best;
 }
 
+const LEFT = 76;  // px: the longest figure stands beside the axis
+
 function pointAxes() {
   const plot = $('points');
-  return [axis($('x').value, 60, plot.clientWidth - 16, 4), axis($('y').value, plot.clientHeight - 30, 12, 5)];
+  return [axis($('x').value, LEFT, plot.clientWidth - 16, 4), axis($('y').value, plot.clientHeight - 30, 12, 5)];
 }
 
 function drawPoints() {
@@ -148,8 +153,8 @@ function drawPoints() {
     put('text', { x: at, y: height - 14, 'text-anchor': 'middle' }, text);
   }
   for (const [text, at] of y.marks) {
-    put('line', { class: 'axis', x1: 60, x2: width - 16, y1: at, y2: at });
-    put('text', { x: 54, y: at + 4, 'text-anchor': 'end' }, text);
+    put('line', { class: 'axis', x1: LEFT, x2: width - 16, y1: at, y2: at });
+    put('text', { x: LEFT - 6, y: at + 4, 'text-anchor': 'end' }, text);
   }
   const dot = (row, size, finish) => {
     const at = point(row);

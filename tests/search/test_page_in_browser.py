@@ -75,6 +75,21 @@ def test_a_click_on_a_point_or_a_row_shows_where_its_time_goes_and_what_its_rank
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+_CUT = """() => [...document.querySelectorAll('svg text')].filter(text => {
+    const [one, all] = [text, text.ownerSVGElement].map(each => each.getBoundingClientRect());
+    return one.left < all.left - .5 || one.right > all.right + .5;
+}).map(text => text.textContent)"""
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("axis", ["#x", "#y"])
+def test_no_figure_beside_an_axis_is_cut(open_page: Callable[..., Any], search: Path, axis: str) -> None:
+    page = open_page(search, "light", 500)
+    for name in page.locator(f"{axis} option").evaluate_all("all => all.map(one => one.value)"):
+        page.select_option(axis, name)
+        assert page.evaluate(_CUT) == [], name
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("width", [500, 1500])
 def test_a_sweep_is_sorted_by_a_column_and_shows_the_picture_of_what_is_chosen(
