@@ -259,6 +259,12 @@ def closest(value: Any, known: Iterable[str]) -> str:
     return f'did you mean "{close[0]}"?' if close else ""
 
 
+def one_of(value: Any, known: Iterable[str]) -> str:
+    """Return the remedy for a name that is not known: the one that may have been meant, and all."""
+    meant, names = closest(value, known), ", ".join(known)
+    return f"{meant} There are {names}" if meant else f"use one of {names}"
+
+
 def shown(value: Any) -> str:
     """Return a value as messages print it: in at most 60 characters."""
     text = f'"{value}"' if isinstance(value, str) else repr(value)

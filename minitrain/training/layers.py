@@ -268,16 +268,16 @@ class Arithmetic(Compressing):
 
         Raises:
             LawError: the step before has handed in less.
-        UsageError: the step before was of other parts.
+            UsageError: the step before was of other parts.
         """
         made, net = done.made[0], self.net
         shard, key, part = min(made.shards), key_of(made), part_of(made)
         if key in self.carried:
             carried, waiting = cut_again(*self.carried[key], shard, made.num_shards)
             return carried, waiting.with_values(waiting.values.to(net.device))  # it may have waited on the host
-        if self.step and key != done.layer:
+        if self.step and (key != done.layer or any(str(each).startswith(f"{key}part") for each in self.carried)):
             raise UsageError(
-                f"the state that is carried on has no {key}, which rank {done.model._rank} loads; go on with the "
+                f"the state that is carried on has no layer {key}, which rank {done.model._rank} loads; go on with the "
                 "parts that the state is of",
                 layer=done.layer,
             )

@@ -101,6 +101,16 @@ def test_another_strategy_goes_on_from_the_same_checkpoint(tmp_path: Path) -> No
     assert ddp.losses == pytest.approx(straight.losses[4:], abs=1e-9)
 
 
+@pytest.mark.ci
+def test_parts_of_a_checkpoint_are_not_taken_for_whole_layers(tmp_path: Path) -> None:
+    sizes: dict[str, Any] = {"workload": "tiny", "world_size": 2, "global_batch_size": 4, "checkpoints": tmp_path}
+    mt.train("megatron:tp=2", steps=2, **sizes)
+    with pytest.raises(
+        mt.UsageError, match=r"has no layer 0, which rank 0 loads; go on with the parts that the state is of"
+    ):
+        mt.train("fsdp", steps=4, **sizes)
+
+
 @pytest.mark.parametrize("damage", ["cut", "metadata"])
 def test_a_damaged_checkpoint_is_told_in_one_line(damage: str, tmp_path: Path) -> None:
     mt.train("ddp", world_size=2, steps=2, checkpoints=tmp_path)

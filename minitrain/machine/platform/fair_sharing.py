@@ -30,7 +30,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count, pairwise
 from typing import TYPE_CHECKING, Any, Literal, final
 
-from minitrain.errors import UsageError, closest
+from minitrain.errors import UsageError, one_of
 
 if TYPE_CHECKING:
     from simpy import Environment, Event
@@ -398,7 +398,7 @@ def op_of(name: str) -> str:
     """
     found = {op.replace("_", ""): op for op in OPS}.get(name.lower().replace("-", "").replace("_", ""))
     if found is None:
-        raise UsageError(f"there is no collective {name!r} {closest(name, OPS)}; use one of {', '.join(OPS)}", op=name)
+        raise UsageError(f"there is no collective {name!r}; {one_of(name, OPS)}", op=name)
     return found
 
 

@@ -22,6 +22,7 @@ the run.
 from __future__ import annotations
 
 import inspect
+import math
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,7 +31,7 @@ from types import MappingProxyType
 from typing import Any, final
 from zlib import crc32
 
-from minitrain.errors import UsageError, closest, require_count, require_number
+from minitrain.errors import UsageError, one_of, require_count, require_number
 from minitrain.machine.config import SystemConfig, load_config
 from minitrain.machine.network import Network
 
@@ -51,8 +52,7 @@ def require_known(subject: str, keys: Iterable[str], known: Iterable[str]) -> No
     names = list(known)
     for key in keys:
         if key not in names:
-            meant = f" {closest(key, names)}".rstrip()
-            raise UsageError(f"{subject} {key!r:.60}{meant}; it may have {', '.join(names)}", key=key)
+            raise UsageError(f"{subject} {key!r:.60}; {one_of(key, names)}", key=key)
 
 
 def share_used(steps: Sequence[tuple[float, float]], capacity: float, until: float) -> float:
@@ -91,10 +91,10 @@ class VirtualNetworkLink:
         """Refuse a link that no transfer could pass."""
         rules = (
             (
-                self.bandwidth_bps > 0,
-                f"bandwidth_bps must be above 0, got {self.bandwidth_bps!r}; give bits per second",
+                0 < self.bandwidth_bps < math.inf,
+                f"bandwidth_bps must be a number above 0, got {self.bandwidth_bps!r}; give bits per second",
             ),
-            (self.latency_s >= 0, f"latency_s must be at least 0, got {self.latency_s!r}; give seconds"),
+            (0 <= self.latency_s < math.inf, f"latency_s must be at least 0, got {self.latency_s!r}; give seconds"),
         )
         for holds, rule in rules:
             if not holds:
@@ -216,11 +216,7 @@ class Routes:
     def _walk(self, source: str, dest: str) -> Iterable[Lane]:
         for name in (source, dest):
             if name not in self._out:
-                raise UsageError(
-                    f"there is no endpoint {name!r} {closest(name, self._out)}; there are "
-                    f"{', '.join(list(self._out)[:8])}{' ...' if len(self._out) > 8 else ''}",
-                    endpoint=name,
-                )
+                raise UsageError(f"there is no endpoint {name!r}; {one_of(name, self._out):.200}", endpoint=name)
         steps = self._steps(dest)
         if source not in steps:
             raise UsageError(f"no links lead from {source} to {dest}; add one", source_id=source, dest_id=dest)
@@ -401,9 +397,7 @@ def links_of(line: Mapping[str, Any]) -> Links:
     kind = arguments.pop("topology")
     make = TOPOLOGIES.get(kind)
     if make is None:
-        raise UsageError(
-            f"there is no topology {kind!r} {closest(kind, TOPOLOGIES)}; use one of {', '.join(TOPOLOGIES)}"
-        )
+        raise UsageError(f"there is no topology {kind!r}; {one_of(kind, TOPOLOGIES)}")
     known = inspect.signature(make).parameters
     require_known(f"{kind} has no key", arguments, known)
     missing = [name for name, one in known.items() if one.default is one.empty and name not in arguments]

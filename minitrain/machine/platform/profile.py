@@ -11,6 +11,7 @@ is an image of 224 x 224 (4.1e9 multiply-adds, He et al. 2016).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from math import ceil, fsum
@@ -68,8 +69,8 @@ _SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8": "f
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a number >= 0; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value >= 0
+    """Return whether a value is a finite number >= 0; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def object_of(source: Mapping[str, Any] | str | PathLike[str], rule: str, key: str | None = None) -> Mapping[str, Any]:

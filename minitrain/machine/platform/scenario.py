@@ -29,8 +29,8 @@ from minitrain.errors import (
     OutOfMemoryError,
     UsageError,
     choice_fault,
-    closest,
     is_count,
+    one_of,
     refuse,
     shown,
 )
@@ -265,9 +265,7 @@ def _arrival_faults(arrivals: Any, verb: str) -> list[str]:
     """Return what is wrong with how tasks arrive."""
     if not isinstance(arrivals, Mapping):
         return [f"arrivals must be an object with {', '.join(_ARRIVALS)}, found {shown(arrivals)}"]
-    faults = [
-        f"arrivals: no key {key!r} {closest(key, _ARRIVALS)}".rstrip() for key in arrivals if key not in _ARRIVALS
-    ]
+    faults = [f"arrivals: no key {key!r}; {one_of(key, _ARRIVALS)}" for key in arrivals if key not in _ARRIVALS]
     rate, number, service = (arrivals.get(key) for key in ("rate_per_s", "count", "service"))
     if not is_number(rate) or not rate:
         faults.append(f"arrivals: rate_per_s must be a number above 0, found {shown(rate)}")
@@ -299,4 +297,4 @@ def _faults(item: Any, before: Mapping[str, Any]) -> list[str]:
     faults += [f"after names {one!r}, which stands for many tasks; name a single one" for one in many]
     faults += _arrival_faults(item["arrivals"], verbs[0]) if "arrivals" in item else []
     unknown = [key for key in item if key not in known] if verbs != ["compute"] else []
-    return faults + [f"no key {key!r} {closest(key, known)}".rstrip() for key in unknown]
+    return faults + [f"no key {key!r}; {one_of(key, known)}" for key in unknown]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -379,6 +380,14 @@ def test_a_process_of_ones_own_waits_for_tasks_and_takes_memory_of_no_device() -
 
 
 MISTAKES: dict[str, tuple[Callable[[VirtualHardwarePlatform], Any], str]] = {
+    "an endless sum": (
+        lambda p: p.submit_collective_task("AllReduce", ["gpu0"], math.inf),
+        "number of bytes >= 0, got inf",
+    ),
+    "a collective like none": (
+        lambda p: p.submit_collective_task("Gossip", ["gpu0"], 1),
+        "there is no collective 'Gossip'; use one of all_reduce",
+    ),
     "an unknown device": (lambda p: p.submit_computation_task("gpu1", HEAVY), 'did you mean "gpu0"'),
     "an unknown endpoint": (lambda p: p.submit_network_transfer_task("client_node_1", "gpu0", 1), "client_node_0"),
     "no way": (lambda p: p.submit_network_transfer_task("gpu0", "client_node_0", 1), "no links lead from gpu0"),
@@ -421,7 +430,8 @@ def test_a_mistake_is_told_at_once(mistake: str) -> None:
         ({"compute_devices": [GPU, GPU]}, "two devices are called"),
         ({"compute_devices": [{**GPU, "memory_gbps": 0}]}, "memory_gbps must be a number above 0"),
         ({"compute_devices": [{"device_id": "x"}]}, "peak_tflops, memory_capacity_bytes, memory_gbps missing"),
-        ({"network_links": [{**WIRE, "bandwidth_bps": -1}]}, "bandwidth_bps must be above 0"),
+        ({"network_links": [{**WIRE, "bandwidth_bps": -1}]}, "bandwidth_bps must be a number above 0"),
+        ({"network_links": [{**WIRE, "bandwidth_bps": math.inf}]}, "bandwidth_bps must be a number above 0, got inf"),
         ({"network_links": [WIRE, WIRE]}, "two links are called"),
         ({"network_links": [{"topology": "tours", "dims": [2]}]}, 'did you mean "torus"'),
         ({"network_links": [{"topology": "torus", "dims": [2]}]}, "lacks bandwidth_bps"),

@@ -130,7 +130,7 @@ def test_a_tree_all_reduce_sums_everything_at_the_root_first() -> None:
 def test_a_wrong_topology_is_refused() -> None:
     with pytest.raises(UsageError, match="per_leaf"):
         tree("t", ["a"], 1.0, per_leaf=0)
-    with pytest.raises(UsageError, match="above 0"):
+    with pytest.raises(UsageError, match="oversubscription must be a positive number"):
         tree("t", ["a"], 1.0, per_leaf=1, oversubscription=0)
     with pytest.raises(UsageError, match="has 4 endpoints, got 1"):
         torus([2, 2], 1.0, endpoints=["a"])
