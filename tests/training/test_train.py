@@ -106,7 +106,7 @@ def test_parts_of_a_checkpoint_are_not_taken_for_whole_layers(tmp_path: Path) ->
     sizes: dict[str, Any] = {"workload": "tiny", "world_size": 2, "global_batch_size": 4, "checkpoints": tmp_path}
     mt.train("megatron:tp=2", steps=2, **sizes)
     with pytest.raises(
-        mt.UsageError, match=r"has no layer 0, which rank 0 loads; go on with the parts that the state is of"
+        mt.UsageError, match=r"has no layer 0, which rank \d loads; go on with the parts that the state is of"
     ):
         mt.train("fsdp", steps=4, **sizes)
 
