@@ -15,7 +15,7 @@ import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, final
@@ -27,7 +27,7 @@ from rich.text import Text
 from minitrain.cli.failures import FAILED, USAGE, print_error
 from minitrain.cli.options import Count, group, require_file
 from minitrain.cli.output import Counted, Progress, print_json, print_lines, print_table
-from minitrain.errors import HardwareConfigError
+from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.files import key_path, write_text
 from minitrain.machine import SystemConfig, load_config, shipped_configs
 from minitrain.machine.cluster import Cluster, names_cluster
@@ -41,8 +41,10 @@ from minitrain.machine.config import (
     shipped_text,
     unit_of,
 )
+from minitrain.machine.given_durations import Calibration, names_calibration
 from minitrain.machine.measured_layers import write_layers
 from minitrain.plain_text import printable
+from minitrain.run.parameters import cluster_or_other
 from minitrain.view.tables import filled_table
 from minitrain.workloads.matmul import DenseRows
 
@@ -215,20 +217,25 @@ def show(config: str, *, sources: bool = False, as_json: bool = False) -> None:
         cluster = Cluster.load(config)
         print_json(cluster.data()) if as_json else print_lines(cluster.lines())
         return
+    if names_calibration(config):
+        found = Calibration.read(config)
+        lines = [f"{found.machine}: {found.how_sure()}", found.warning, *found.runs]
+        print_json(asdict(found)) if as_json else print_lines(filter(None, lines))
+        return
     system, data = load_config(config), _raw(config)
     if as_json:
         print_json(data)
         return
-    found = figures(data, sources_of(system.name) if is_shipped(config) else {})
+    known = figures(data, sources_of(system.name) if is_shipped(config) else {})
     if sources:
         print_lines([system.name])
-        rows = [(figure.path, figure.text, figure.source) for figure in found]
+        rows = [(figure.path, figure.text, figure.source) for figure in known]
         print_table(_texts_table({"key path": 24, "figure": 18, "source": 28}, rows))
         return
     print_lines([title(system)])
-    rows = [(what, text, kinds_of(_below(found, paths))) for what, text, paths in _rows(system)]
+    rows = [(what, text, kinds_of(_below(known, paths))) for what, text, paths in _rows(system)]
     print_table(_texts_table({"what": 16, "figure": 36, "source": 12}, rows))
-    print_lines(_rest(config, found, data))
+    print_lines(_rest(config, known, data))
 
 
 def _rest(config: str, found: Sequence[Figure], data: Mapping[str, Any]) -> list[str]:
@@ -251,7 +258,7 @@ def _raw(config: str) -> Any:
 
 @hw.define()
 def check(configs: list[str] | None = None) -> None:
-    """Check hardware configs and clusters, and say every fault of each by its key path.
+    """Check hardware configs, clusters and calibrations, and say every fault of each by its key path.
 
     Args:
         configs (CONFIG): Configs to check; all shipped ones if none is given.
@@ -259,9 +266,10 @@ def check(configs: list[str] | None = None) -> None:
     faulty = False
     for config in configs or shipped_configs():
         try:
-            Cluster.load(config) if names_cluster(config) else load_config(config)
-        except HardwareConfigError as error:
-            print_error("\n".join(every_fault(error.path, error.faults)))
+            if cluster_or_other(config) is config:  # neither a cluster nor a calibration, which it has read
+                load_config(config)
+        except (HardwareConfigError, UsageError) as error:
+            print_error("\n".join(every_fault(error.path, error.faults)) if error.path else str(error))
             faulty = True
         else:
             print_lines([f"{config}: ok"])

@@ -11,6 +11,7 @@ from minitrain.cli import app
 from minitrain.machine import shipped_configs
 from minitrain.machine.devices import calibration, validation
 from minitrain.machine.devices.calibration import horner
+from tests.project.mutated_files import CALIBRATION
 
 
 @pytest.fixture(autouse=True)
@@ -129,6 +130,19 @@ def test_show_of_a_file_has_no_sources(tmp_path: Path) -> None:
         head = hw("show", "mine.json", *option).stdout.splitlines()[:4]
         assert "source" not in " ".join(head)
     assert json.loads(hw("show", "esp32", "--json").stdout)["class"] == "mcu"
+
+
+def test_a_calibration_by_real_steps_is_shown_and_checked() -> None:
+    CALIBRATION.write("steps.json")
+    assert hw("show", "steps.json").stdout.splitlines() == [
+        "a machine: calibrated, 4 measured programs give an interval of 80 %, here are 1",
+        "a",
+    ]
+    assert json.loads(hw("show", "steps.json", "--json").stdout)["machine"] == "a machine"
+    Path("cut.json").write_text(Path("steps.json").read_text().replace('"cores": 2', '"cores": 0'))
+    result = hw("check", "steps.json", "cut.json", "h100_80g_nvl8")
+    assert (result.exit_code, result.stdout) == (2, "steps.json: ok\nh100_80g_nvl8: ok\n")
+    assert "cannot read the calibration cut.json" in result.stderr
 
 
 def test_check_tells_every_fault_and_knows_clusters() -> None:
