@@ -223,7 +223,7 @@ def test_the_commands_run_on_dask(client: Client) -> None:
         (["--dask", "tcp://a:1", "--ray", "auto"], "--dask and --ray say where to run; give one of them"),
         (["--ray", "auto", "--jobs", "2"], "--ray and --jobs say where to run; give one of them"),
         (["--dask", "host:8786"], "--dask takes the address of a scheduler, such as tcp://host:8786, got 'host:8786'"),
-        (["--time-limit", "0"], "time_limit_s must be a number of seconds above 0"),
+        (["--time-limit", "0"], "time_limit_s must be a positive number of seconds"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(options: list[str], message: str) -> None:
