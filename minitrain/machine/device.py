@@ -39,7 +39,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, final
 
-from minitrain.errors import HardwareConfigError, UsageError, require_number
+from minitrain.errors import HardwareConfigError, UsageError, require_number, shown
 from minitrain.machine.columns import larger, least, whole
 from minitrain.machine.config_format import (
     FEATURE,
@@ -581,6 +581,14 @@ def _idles_below(power: Power) -> None:
         raise UnexpectedError(f"no more than power.tdp_W ({power.tdp_W:g})", f"{power.idle_W:g}", "idle_W")
 
 
+def _counts_are_numbers(features: Mapping[str, Any]) -> None:
+    """Require numbers of the features that prices reckon with."""
+    for name in ("compute_capability", "devices"):
+        value = features.get(name, 1)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise UnexpectedError("a number > 0", shown(value), name)
+
+
 @final
 @dataclass(frozen=True, slots=True)
 class SheetLink:
@@ -631,9 +639,9 @@ class DataSheet(ReadOnly):
     dispatch_s: Annotated[float | None, SECONDS, "s"] = None
     power: Annotated[Power | None, Record(Power, "an object with tdp_W and idle_W", _idles_below)] = None
     price_usd_per_hour: Annotated[float | None, NON_NEGATIVE, "USD/h"] = None
-    features: Annotated[Mapping[str, Feature], Entries(FEATURE, "an object of features by name")] = field(
-        default_factory=dict, hash=False
-    )
+    features: Annotated[
+        Mapping[str, Feature], Entries(FEATURE, "an object of features by name", _counts_are_numbers)
+    ] = field(default_factory=dict, hash=False)
     links: Annotated[tuple[SheetLink, ...], ListOf(Record(SheetLink), "a list of links")] = ()
 
     def cache_bytes(self, level: int) -> int:

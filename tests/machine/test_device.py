@@ -84,6 +84,7 @@ def test_units_are_those_of_the_kernels_where_a_config_has_them_there() -> None:
         ({"power": {"tdp_W": 5, "idle_W": 6}}, "power.idle_W: expected no more than power.tdp_W (5), found 6"),
         ({"features": [1]}, "features: expected an object of features by name, found [1]"),
         ({"features": {"a": {}}}, "features.a: expected true or false, a number, a text, or a list of numbers"),
+        ({"features": {"compute_capability": "9"}}, 'features.compute_capability: expected a number > 0, found "9"'),
         ({"links": [{}]}, "links[0].link_id: expected a text of 1 to 200 characters, found nothing"),
         ({"vendor": ""}, 'vendor: expected a text of 1 to 200 characters, found ""'),
     ],
