@@ -24,7 +24,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, final
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, closest
 from minitrain.files import read_json, write_text
 from minitrain.machine.dispatchers import DISPATCHERS, Kernels, kernels_of
 from minitrain.machine.framework_memory import HABITS
@@ -263,15 +263,15 @@ class Platform:
         Raises:
             UsageError: the file cannot be read, or has something that no platform has.
         """
-        file = Path(path)
+        file, names = Path(path), [field.name for field in fields(cls)]
         try:
             values = read_json(file, dict[str, Any])
+            for key in (key for key in values if key not in names):
+                raise UsageError(f"no key {key!r:.60} {closest(key, names)}".rstrip())
             return cls(**{"name": file.stem, **values})
         except (OSError, ValueError, TypeError) as error:
-            known = ", ".join(field.name for field in fields(cls))
-            raise UsageError(
-                f"cannot read the platform {file.name}: {error}; give a JSON file with some of {known}"
-            ) from error
+            remedy = f"give a JSON file with some of {', '.join(names)}"
+            raise UsageError(f"cannot read the platform {file.name}: {error}; {remedy}") from error
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Write it as a file that `read` reads, and return the path."""
