@@ -123,10 +123,14 @@ class RankTotals:
         return [value for row in self._memory_rows.values() for value in row]
 
     def _keep_of_memory(self, rows: list[Any]) -> None:
-        """Keep the first row that notes most: of all, and of losses with as many samples; and a row of each stream."""
+        """Keep the first row that notes most: of all, and of losses with as many samples; and a row of each stream.
+
+        Groups that exchange have other buffers than those that gather or sum, on the same stream.
+        """
         for start in range(0, len(rows), STRIDE):
             typ, stream = rows[start + TYP], rows[start + STREAM]
             detail = rows[start + LAYER] if typ == LOAD_WEIGHTS else len(rows[start + SAMPLES]) if typ == "loss" else 0
+            detail = stream if typ == "all_to_all" else detail
             for key in ("fullest", (typ, detail) if detail or typ == LOAD_WEIGHTS else stream):
                 kept = self._memory_rows.get(key)
                 if kept is None or (kept[MEMORY] < rows[start + MEMORY] and key is not stream):

@@ -315,10 +315,6 @@ async def _until_closed(server: uvicorn.Server, listening: socket.socket) -> Non
         await server.serve(sockets=[listening])
 
 
-if __name__ == "__main__":
-    serve(0, lambda address: print(address, flush=True), in_notebook=True)
-
-
 MOST = 8
 """Processes at once; further questions wait."""
 SPARE = 2
@@ -489,3 +485,7 @@ def _work(pipe: Connection) -> None:  # pragma: no cover  (only in a worker)
     except Exception as error:
         end_without_memory(error)
         raise
+
+
+if __name__ == "__main__":
+    serve(0, lambda address: print(address, flush=True), in_notebook=True)
