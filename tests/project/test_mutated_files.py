@@ -48,16 +48,16 @@ VERDICTS: dict[str, set[str]] = {
     "not a number": {"notebook", "trace"},
     "without end": {"notebook", "trace"},
     "too large for a float": {"notebook", "trace"},
-    "negative": OPAQUE | {"hardware config"},  # whose last number is of a note
+    "negative": OPAQUE,
     "zero": OPAQUE | {"budgets", "calibration", "checkpoint", "hardware config", "measured run", "scenario"},
     "29 digits": OPAQUE
     | {"adapters of PEFT", "budgets", "calibration", "checkpoint", "execution of Calculon", "hardware config"}
     | {"measured run", "plan"}
     | {"model of Hugging Face", "models of the platform", "scenario"},
-    "true for a number": OPAQUE | {"hardware config"},
-    "text for a number": OPAQUE | {"hardware config"},
+    "true for a number": OPAQUE,
+    "text for a number": OPAQUE,
     "null for a number": OPAQUE | {"model of Hugging Face", "plan"},  # where nothing may be said
-    "a list for a number": OPAQUE | {"hardware config"},
+    "a list for a number": OPAQUE,
     "an object for a number": OPAQUE,
     "a folder": {"budgets", "hidden sizes"},  # which an exercise may lack
     "a pipe": {"budgets", "hidden sizes"},
