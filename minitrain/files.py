@@ -33,7 +33,7 @@ from gzip import GzipFile
 from itertools import zip_longest
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Any, final
+from typing import Any
 
 MOST_BYTES = 64 * 2**20
 """Of a file that is read whole, where its reader names no other limit."""
@@ -420,7 +420,6 @@ def replacing(target: Path) -> Iterator[Path]:
 _TEMPORARY = ".tmp"
 
 
-@final
 class TemporaryFolder:
     """A folder that lasts as long as this object, or its context; where the process is killed, the next one removes it.
 

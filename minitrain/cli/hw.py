@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -431,7 +431,6 @@ def _texts_table(columns: Mapping[str, int | None], rows: Sequence[tuple[str, st
 _ROW = re.compile(r"^\| `([^`]+)` \| `[^`]+` \| (.+) \|$", re.MULTILINE)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One figure of a config.

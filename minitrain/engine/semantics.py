@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, Protocol, TypeVar
 
 from minitrain.errors import LawError, StrategyError, UsageError, is_count
 from minitrain.operations.collectives import describe
@@ -33,7 +33,6 @@ from minitrain.tensors.placed import ExpertOptState, ExpertWeight, RouterWeight,
 S = TypeVar("S", bound=Callable[..., Any])
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Nesterov:
     """SGD with Nesterov's momentum, as PyTorch has it: v' = decay v + g and w' = w - rate (g + decay v').
@@ -55,7 +54,6 @@ MEAN = Nesterov(rate=1.0, decay=0.0)
 """The mean of the replicas' weights: w - 1 (w - mean)."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class LocalSteps:
     """Several optimizer steps in a step of the run, as replicas or all ranks take them.
@@ -131,7 +129,6 @@ class LocalSteps:
         return seen * global_batch_size // (self.workers * self.steps)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class DeclaredLocalSteps:
     """`LocalSteps` as a strategy declares it: numbers, or names of its options that have them.
@@ -331,7 +328,6 @@ def _declaring(declared: DeclaredLocalSteps) -> Callable[[S], S]:
 EXAMPLE = "as in mt.Shares(samples=[12, 4]) or mt.Shares(layers=[20, 12])"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Shares:
     """How a step is divided between ranks that are not alike.
@@ -417,7 +413,6 @@ class Shares:
         return "; ".join(f"{name} {', '.join(map(str, counts))}" for name, counts in said.items() if counts)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class SharesOfRun:
     """The shares of a run, and what of them was asked for.

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from minitrain.engine.semantics import EXAMPLE, ranges_of
 from minitrain.errors import UsageError, require_count
@@ -90,7 +90,6 @@ def _equal(num_stages: int, num_layers: int) -> Stages:
     return equal_ranges(num_layers, num_stages)
 
 
-@final
 class _ByIdentity:
     """A key of a cache that stands for an object, which may not be hashable."""
 

@@ -34,7 +34,7 @@ from functools import lru_cache
 from itertools import accumulate, count
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from minitrain.evidence.errors_by_table import RowResult, tables_folder
 from minitrain.evidence.rows import LackingError, Row, device_of, machine_of
@@ -83,7 +83,6 @@ _UNLIKE_NODES = Link(0.115e9, 5e-5)  # among nodes of different kinds
 _NCCL_BUFFER_BYTES = 4 << 20  # between two ranks, the default of NCCL_BUFFSIZE (NCCL's documentation)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ClusterLayout:
     """The devices and layers of each stage.
@@ -162,7 +161,6 @@ def _about(row: Row, layout: ClusterLayout) -> str:
     return f"{row.text('model')}, {devices}, {layout.world_size} ranks, pp {len(layout.stages)}"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Step:
     """A training step on a cluster, with as many microbatches as are asked for."""

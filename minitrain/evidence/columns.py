@@ -24,7 +24,7 @@ from difflib import SequenceMatcher
 from functools import cache, lru_cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _TOKEN = re.compile(r"=>|→|[()\[\]]|[^\s,;:/+&|\"'()\[\]]+")
@@ -37,12 +37,10 @@ _ALIKE = 0.75  # a remark's word that is as like a known one as this is a misspe
 _MOST_SHOWN = 16
 
 
-@final
 class ReadingError(Exception):
     """A cell has words that are not known, that contradict one another, or that have no price; its text says which."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Reading:
     """What a cell says.
@@ -62,7 +60,6 @@ class Reading:
     remarks: tuple[str, ...] = ()
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Assumption:
     """Something that a row does not say.
@@ -80,7 +77,6 @@ class Assumption:
     is_open: bool = False
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Phrase:
     """A phrase of a column.
@@ -103,7 +99,6 @@ class Phrase:
         return tuple(float(number) for match in found if match for number in match.groups())
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column: what it holds, and its phrases if it holds words.
@@ -221,7 +216,6 @@ def read_words(name: str, text: str) -> Reading:
     return _CellReader(columns()[name], text).read()
 
 
-@final
 class _CellReader:
     """Reads a cell, from left to right."""
 

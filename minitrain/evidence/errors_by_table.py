@@ -11,13 +11,12 @@ from importlib import resources
 from pathlib import Path
 from statistics import fmean, median
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.evidence.rows import Row, read_rows
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowResult:
     """A row, measured and predicted.
@@ -108,7 +107,6 @@ _SUMMARY = (
 """What `validate --json` prints of a row."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Skipped:
     """A row that was not simulated, and why.
@@ -130,7 +128,6 @@ class Skipped:
         return {"table": self.table, "row_id": self.row_id, "line": self.line, "skipped": self.reason}
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Summary:
     """The errors of some rows.
@@ -150,7 +147,6 @@ class Summary:
     bias: float
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TableErrors:
     """The errors of a table, or of one figure of it.
@@ -209,7 +205,6 @@ def _error(predicted: float | None, measured: float | None) -> float | None:
     return None if predicted is None or measured is None else predicted / measured - 1
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class PublishedTable:
     """A table of measurements.

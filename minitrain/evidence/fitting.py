@@ -17,7 +17,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from typing import Any, cast, final
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,7 +50,6 @@ _Floats = NDArray[np.float64]
 Progress = Callable[[int, int], None]
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedPlatform:
     """A platform that was fitted, and how sure it is.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any, final
+from typing import Any
 
 from minitrain.workloads.expert_layers import ExpertLayers, is_copies
 from minitrain.workloads.shapes import Cut, Work
@@ -23,7 +23,6 @@ from minitrain.workloads.transformer_workload import TransformerWorkload, find_w
 from minitrain.workloads.workload import PassMode, Workload
 
 
-@final
 class Shares(TransformerWorkload):
     """A transformer whose samples are equal shares of sequences, and whose experts may be in parts.
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any, final
+from typing import Any
 
 from minitrain.evidence.errors_by_table import summarize
 
@@ -34,7 +34,6 @@ _PLATFORM = re.compile(r"kernels, platform ([^,;]+)")
 _FITTED = re.compile(r"(.+) \(fitted to (\+- \d+ %)\)")  # `minitrain.machine.platforms.Platform.title`
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class StoredError:
     """One validated run.
@@ -58,7 +57,6 @@ class StoredError:
     error: float
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Likeness:
     """What a run is compared by.

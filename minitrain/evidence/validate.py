@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.evidence.cases import Case, Prediction, case_and_prediction
@@ -34,7 +34,6 @@ from minitrain.machine.price import Pricing
 from minitrain.run.worker_processes import WorkerProcesses
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class RowToPredict:
     """A row, and how it is to be predicted.
@@ -165,7 +164,6 @@ _CHUNK = 4  # rows that a process takes at a time
 Progress = Callable[[int, int], None]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Validation:
     """Measured runs, and what they were predicted to take.

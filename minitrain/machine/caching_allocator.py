@@ -27,7 +27,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import final
 
 from minitrain.errors import OutOfMemoryError
 
@@ -151,7 +150,6 @@ class _Pool:
         return [self._blocks[address] for _, address in self._keys]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class AllocatorSettings:
     """What `PYTORCH_CUDA_ALLOC_CONF` says.

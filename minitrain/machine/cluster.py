@@ -34,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, combinations
 from pathlib import Path
-from typing import Any, ClassVar, final
+from typing import Any, ClassVar
 
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.files import is_file, key_path, shown
@@ -57,7 +57,6 @@ from minitrain.machine.topology import node_of_each_rank
 Pair = frozenset[str]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """Groups of unlike devices and the links between them, for `simulate(..., hardware=cluster)`.
@@ -263,7 +262,6 @@ def _pair(ends: Any, names: Sequence[str]) -> Pair:
     return pair
 
 
-@final
 class Places:
     """Where the ranks of a run on a cluster are.
 

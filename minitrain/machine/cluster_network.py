@@ -26,7 +26,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
 from operator import itemgetter
-from typing import TYPE_CHECKING, ClassVar, final
+from typing import TYPE_CHECKING, ClassVar
 
 from minitrain.errors import UsageError
 from minitrain.machine.cluster import Places
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 _RAILED_OPS = RING_OPS | {name for name, record in COLLECTIVES.items() if record.has_root}
 
 
-@final
 class Slowest:
     """Links of which the slowest sets the pace.
 
@@ -72,7 +71,6 @@ class Slowest:
         return max(self.tiers, key=lambda tier: tier.time(op, size_bytes, num_ranks))
 
 
-@final
 class ClusterNetwork:
     """Prices what the ranks of a run on a cluster do together.
 

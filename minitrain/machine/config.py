@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, final
+from typing import Annotated, Any, NamedTuple
 
 from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.files import JsonObject, json_object, key_path, parse_json, read_text, shown, whole_number
@@ -443,7 +443,6 @@ SPECIFIED = "specified_h100_80g_nvl8"
 """The shipped config with the specification's figures of an H100, which are not those of the device."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class SystemConfig:
     """One machine.

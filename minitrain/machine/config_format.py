@@ -22,7 +22,7 @@ from inspect import Parameter, signature
 from itertools import pairwise
 from numbers import Real
 from types import MappingProxyType
-from typing import Any, final, get_type_hints
+from typing import Any, get_type_hints
 
 from minitrain.files import key_path, shown
 
@@ -35,7 +35,6 @@ _ALIKE = 0.8  # ratio of `difflib`: a letter too many, too few, or another one
 _LONGEST_TEXT = 200
 
 
-@final
 class UnexpectedError(Exception):
     """A value is not what was expected.
 
@@ -108,7 +107,6 @@ class Kind:
         raise NotImplementedError
 
 
-@final
 class Leaf(Kind):
     """A single value.
 
@@ -137,7 +135,6 @@ class Leaf(Kind):
         return self._value(value)
 
 
-@final
 class Row(Kind):
     """Two numbers of one row."""
 
@@ -155,7 +152,6 @@ class Row(Kind):
         return tuple(leaf.read(value[at], (*place, at), faults) for at, leaf in enumerate(self._leaves))
 
 
-@final
 class ListOf(Kind):
     """A list; a list of rows is one figure."""
 
@@ -185,7 +181,6 @@ class ListOf(Kind):
         return (*value[: int(name)], part, *value[int(name) + 1 :])
 
 
-@final
 class Entries(Kind):
     """An object whose keys the file chooses; `needed` are keys that it must have."""
 
@@ -220,7 +215,6 @@ class Entries(Kind):
         return {**value, name: part}
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Key:
     """What differs between a field, beside whose rule this stands, and its key.
@@ -236,7 +230,6 @@ class Key:
     is_needed: bool = False
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Field:
     """Where the value of a key is kept."""
@@ -249,7 +242,6 @@ class _Field:
     may_be_null: bool
 
 
-@final
 class Record(Kind):
     """An object with known keys.
 

@@ -94,7 +94,6 @@ def efficiency_at(rows: Rows, amount: float, unit: float) -> float:
     )
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Rate:
     """The speed of one unit for one datatype.
@@ -118,7 +117,6 @@ class Rate:
         return self.peak_flop_per_s * efficiency_at(self.gflops_efficiency, flops, 1e9)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Processor(ReadOnly):
     """The two compute units of one device.
@@ -169,7 +167,6 @@ class Processor(ReadOnly):
             ) from None
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Memory:
     """One memory of a device; the fields are the config's keys.
@@ -232,7 +229,6 @@ class Device(Protocol):
         """Return how long it takes to load weights from the host, s."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class RooflineDevice:
     """A processor with its own memory, beside a host.
@@ -290,7 +286,6 @@ TERMS = ("waves", "prologue", "split_k", "alignment", "weight_gradient", "tails"
 """The terms of the model that an ablation may leave out."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class MatmulRate:
     """How fast matrices of one datatype are multiplied.
@@ -304,7 +299,6 @@ class MatmulRate:
     prologue: Annotated[float, NON_NEGATIVE, "steps along k"]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class AttentionRate:
     """How fast one generation of attention kernels is on a device, forward or backward.
@@ -492,7 +486,6 @@ CLASSES = ("gpu", "tpu", "cpu", "asic", "mcu")
 Feature = bool | float | str | tuple[float, ...]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Cache:
     """One level of a device's caches.
@@ -517,7 +510,6 @@ def _by_level(caches: Sequence[Cache]) -> None:
         raise UnexpectedError("caches by rising level, each level once", f"levels {', '.join(map(str, levels))}")
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class UnitLimits:
     """What one unit of a GPU (a multiprocessor) can hold at a time.
@@ -535,7 +527,6 @@ class UnitLimits:
     smem_bytes: Annotated[int, WHOLE, "B"]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Storage:
     """What takes checkpoints (the key `storage`). All ranks write at the same time, and share it evenly.
@@ -561,7 +552,6 @@ STORAGE = Storage()
 """The storage of configs that say nothing of it."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Power:
     """What a device draws, W: the device's own share, not that of its server.
@@ -589,7 +579,6 @@ def _counts_are_numbers(features: Mapping[str, Any]) -> None:
             raise UnexpectedError("a number > 0", shown(value), name)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class SheetLink:
     """A connection between two named places.
@@ -611,7 +600,6 @@ class SheetLink:
     bidirectional: Annotated[bool, FLAG] = True
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class DataSheet(ReadOnly):
     """The optional keys of a hardware config.

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import HardwareConfigError, UsageError, require_count
 from minitrain.machine.config import SystemConfig, load_config
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 _DEFAULT_AMBIENT_C = 30.0
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Thermal:
     """How a device warms up, to first order; all figures are the user's, as no data sheet has them.
@@ -174,7 +173,6 @@ def require_positive(what: str, value: object) -> float:
     return float(value)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Link:
     """What carries transfers, in figures that transfers reach.
@@ -208,7 +206,6 @@ class Link:
         return f"{self.bytes_per_s / 1e9:.4g} GB/s {whose}, {self.latency_s * 1e6:.4g} us"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Devices:
     """A group of devices that are alike.

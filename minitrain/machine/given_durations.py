@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Self, TypeVar, final
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 from annotated_types import Ge, Gt
 
@@ -246,7 +246,6 @@ class Asked(NamedTuple):
         return int(self.kind.partition(" among ")[2] or 1)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Line:
     """What one kind of operation takes.
@@ -275,7 +274,6 @@ class Line:
         return all(least / ROOM <= size <= most * ROOM for size, least, most in bounds)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Calibration:
     """What real runs have said of a machine.
@@ -365,7 +363,6 @@ class Calibration:
         return CalibratedPredictor(self, world_size, workload or MATMUL_LAYER)
 
 
-@final
 class CalibratedPredictor(DevicePredictor):
     """Price operations as real runs have measured them.
 

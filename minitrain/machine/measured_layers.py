@@ -41,7 +41,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, final
+from typing import Literal
 
 from minitrain.errors import UsageError
 from minitrain.files import read_cells, replacing
@@ -51,7 +51,6 @@ _CHOOSERS = ("gpu", "model")
 Pass = Literal["forward_s", "backward_s", "update_s"]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class LayerTime:
     """One row of a table.
@@ -79,7 +78,6 @@ class LayerTime:
     model: str = ""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class MeasuredLayers:
     """Times of one model's layers on one device, by microbatch and tensor-parallel degree.

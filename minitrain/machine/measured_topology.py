@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, final
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from minitrain.errors import UsageError
 from minitrain.machine.columns import is_number, larger, least
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from minitrain.machine.topology import GroupShape
 
 
-@final
 class MeasuredTopology:
     """Ranks in nodes, with transfers priced by the curves of the tiers.
 

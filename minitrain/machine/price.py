@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast, final
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from minitrain.errors import UsageError
 from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
@@ -146,7 +146,6 @@ def reference_of(predictor: Predictor) -> Predictor:
     return getattr(predictor, "reference", None) or predictor
 
 
-@final
 class RankPredictors:
     """A predictor for each rank of a run, where ranks run on different devices.
 
@@ -286,7 +285,6 @@ TERMS = (*TERMS_OF_KERNELS, "elementwise", "loss", "update", "curves", "transfer
 optimizer), the curves of transfers, and transfers at all."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Pricing:
     """How operations are priced.
@@ -409,7 +407,6 @@ PRICING_PARAMETERS = ("fidelity", "platform", "without", "prices")
 _ROUNDING = 1e-9
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Part:
     """A kernel, or all that a price pays for.
@@ -434,7 +431,6 @@ class Part:
         return min(self.endless, key=self.endless.__getitem__) if self.endless else ""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Account:
     """What a price is made of.

@@ -53,7 +53,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,7 +62,6 @@ from minitrain.files import parse_json, read_bytes
 from minitrain.machine.measured_layers import LayerTime
 
 
-@final
 @dataclass(slots=True)
 class Range:
     """Something that a thread did from a time to a time; `parent` is what it lies within.
@@ -86,7 +85,6 @@ class Range:
             found = found.parent
 
 
-@final
 class ThreadRanges:
     """The ranges of one thread, which finds those around a moment."""
 
@@ -141,7 +139,6 @@ class Kernel(NamedTuple):
     launched: Moment
 
 
-@final
 @dataclass(slots=True)
 class Launch:
     """A kernel with what it was launched for.
@@ -166,7 +163,6 @@ class Launch:
         return self.kernel.start, self.kernel.end
 
 
-@final
 class LaunchedKernels:
     """The ranges and kernels of a trace; ranges are labelled with layers before launches are asked for."""
 
@@ -311,7 +307,6 @@ EMBEDDING, HEAD = "embedding", "head"
 FSDP_RANGES = "the ranges of FSDP"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Marks:
     """Which ranges of a trace are layers.
@@ -345,7 +340,6 @@ class Marks:
         return int(found[1]) if found else {self.embedding: EMBEDDING, self.head: HEAD}.get(name)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class FoundLayers:
     """The layers of a trace, and what kept the device busy for them.
@@ -601,7 +595,6 @@ _S = 1e-6  # times in a trace are in microseconds
 _Busy = Mapping[tuple[int | str, str], float]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TracedLayers:
     """What a trace says of layers.

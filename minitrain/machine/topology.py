@@ -57,7 +57,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 from operator import index
-from typing import ClassVar, Protocol, final
+from typing import ClassVar, Protocol
 
 from minitrain.errors import UsageError
 from minitrain.machine.columns import chosen
@@ -88,7 +88,6 @@ class RankNodes(Protocol):
         """Return what the price of a message between two ranks depends on."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class NodesInRankOrder:
     """Nodes that take ranks in their order: some of them `most` ranks each, and all later ones `least`.
@@ -249,7 +248,6 @@ TWO_LEVEL_OPS = frozenset(name for name, record in COLLECTIVES.items() if record
 _MOST_RECENT = 1 << 16  # rank tuples remembered by identity before starting over
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """How long a message or a collective takes, and how it is carried.
@@ -279,7 +277,6 @@ class Topology(Protocol):
         """Price a message of `size_bytes` bytes from rank `source` to rank `dest`."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class FlatTopology:
     """One tier carries everything: the specified model.
@@ -306,7 +303,6 @@ class FlatTopology:
         return Transfer(self.tier.time("p2p", size_bytes, 2), None, self.tier)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class GroupShape:
     """What the price of a group depends on.
@@ -365,7 +361,6 @@ def seconds_by(algorithm: str, op: str, size_bytes: float, inner: PricesOps, out
     return two_level_seconds(op, size_bytes, inner, outer, split)
 
 
-@final
 class HierarchicalTopology:
     """Ranks sit in nodes; each operation is carried by the smallest tier that contains its participants.
 

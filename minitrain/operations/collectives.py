@@ -21,7 +21,7 @@ from dataclasses import KW_ONLY, dataclass
 from functools import reduce
 from operator import attrgetter
 from types import MappingProxyType
-from typing import Any, Literal, Protocol, final
+from typing import Any, Literal, Protocol
 
 from minitrain.errors import CollectiveMismatchError, LawError, TensorTypeError
 from minitrain.operations.computations import Looks
@@ -86,7 +86,6 @@ class Brought(Protocol):
         """Return the sum of a number over what each brings."""
 
 
-@final
 class Values:
     """What members bring, one value each.
 
@@ -510,7 +509,6 @@ def _bucket(op: str, values: Sequence[Any], ranks: Sequence[int], detail: Any, *
     return [list(results) for results in zip(*places, strict=True)] if places else [[] for _ in values]
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Collective(Looks):
     """A collective: what it does to values and memory, what it puts on the wire, and what others call it.
@@ -617,7 +615,6 @@ RING_ROWS: Mapping[str, tuple[float, float | None]] = MappingProxyType(
 """What crosses the wire of messages and of rings, as rows of a network; see `minitrain.machine.network`."""
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Transfer(Looks):
     """A transfer between two memories, on a stream of its own for each partner and direction.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-from typing import Literal, final
+from typing import Literal
 
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.compressed import CompressedGrad, CompressionState
@@ -49,7 +49,6 @@ class Looks:
     jax: str = ""
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Input:
     """A tensor that a computation is given.
@@ -70,7 +69,6 @@ class Input:
 Family = Literal["load", "input", "pass", "attention", "experts", "compression", "local", "tied", "update", "final"]
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class ComputeOperation(Looks):
     """A computation: what it is given and makes, and what others call it.

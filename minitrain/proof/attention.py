@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -99,7 +99,6 @@ class Attention(UnitArithmetic):
         return int(weights[name].shape[1]) // self.model.head_dim
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Heads:
     """The gradient of queries, or of what they got, which adds: samples x heads x positions x size.
@@ -115,7 +114,6 @@ class Heads:
         return Heads(self.values + other.values)
 
 
-@final
 @dataclass(slots=True, eq=False)
 class AttentionInProgress:
     """An attention between its first step forward and its last step backward, for some tokens.

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +31,6 @@ Positions = NDArray[np.int64]
 ROTARY_BASE = 10000.0
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Packing:
     """Where the tokens of some samples are whose sequences consist of documents.
@@ -61,7 +59,6 @@ class Packing:
         return (seen if window is None else seen & (here - there < window))[:, None, None]
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class KeysValues:
     """The keys and values of some positions of a sequence, or their gradients.
@@ -103,7 +100,6 @@ class KeysValues:
         return KeysValues(self.keys[:, :, found], self.values[:, :, found], self.positions[found])
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Attended:
     """What some queries have got from the keys that they have met so far.
@@ -284,7 +280,6 @@ def _all_heads(grouped: Array) -> Array:
     return grouped.reshape(grouped.shape[0], -1, *grouped.shape[3:])
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Tokens:
     """The numbers of an activation or its gradient, for a sequence or some shards of it, whole or a part's share.

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from minitrain.proof.problem import Flat, Problem, TransformerProblem, at_home, 
 from minitrain.tensors.compressed import CODES, Compressor, PowerSGD, Quantised, Shapes, TopK
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
     """What workers have sent: a piece from each, or sums.
@@ -48,7 +47,6 @@ class Message:
         return Message(([one + another for one, another in zip(mine, theirs, strict=True)],))
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Memory:
     """What a worker keeps.

@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import cast, final
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,6 @@ from minitrain.proof.units import FeedForward, Gradients, UnitArithmetic, UnitWe
 from minitrain.workloads.transformer import Transformer
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class RoutingRule:
     """How a router chooses.
@@ -65,7 +64,6 @@ class RoutingRule:
         return math.ceil(self.capacity_factor * seq_len * self.per_token / self.num_experts)
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Routing:
     """Where tokens were sent.

@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import prod
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -56,7 +56,6 @@ UNCUT = (1, "sequence")
 """How a sequence is cut that is whole: into how many shards, of what."""
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class _Halfway:
     """What a `backward_input` leaves for its `backward_weight`."""

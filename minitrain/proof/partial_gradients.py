@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
-from typing import Any, Generic, TypeVar, cast, final
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,6 @@ from minitrain.tensors.index_sets import SequencePart
 from minitrain.workloads.unit import Unit
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Border:
     """The border that a rank's backward of a unit has reached, and what is needed on its other side.
@@ -106,7 +105,6 @@ class Border:
         return total.with_values(of_input), {**after, **before}
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class PartialGrad:
     """The share that some parts of a unit have in the gradient at the border.
@@ -148,7 +146,6 @@ class PartialGrad:
         return crossed[0]
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class PartGrad:
     """The gradient of the weights of one part, or of several in the middle of a sum over parts.
@@ -209,7 +206,6 @@ class PartGrad:
 T = TypeVar("T")
 
 
-@final
 class PendingHalves(Generic[T]):
     """The second halves that one rank still has to do, by layer and samples.
 
@@ -250,7 +246,6 @@ Origin = tuple[int, int, int]
 """Where copies come from: a sample, the first of a rank's shards of its sequence, and the piece of these shards."""
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Copies:
     """The numbers of copies of tokens, or of what experts made of them.
@@ -291,7 +286,6 @@ class Copies:
         return Copies(found)
 
 
-@final
 @dataclass(slots=True, eq=False)
 class _Routed:
     """What the router made of some samples, until they have gone back.

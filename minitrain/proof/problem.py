@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +88,6 @@ MOST_FLOP = 2e12  # of a step over all ranks: minutes on one core
 _TOKENS, _WEIGHTS_OF_UNITS = range(2)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TransformerProblem:
     """A training step on a small transformer; its data follow from the seed.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,6 @@ _MOMENTS = {
 }
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Result:
     """What one rank has trained of one layer; elements that it does not hold are set to what is expected.

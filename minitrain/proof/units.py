@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from math import prod
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,6 @@ from minitrain.workloads.unit import Unit
 PADDING = -1
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Part:
     """Which part of a unit a rank computes.
@@ -89,7 +88,6 @@ class Part:
 WHOLE = Part()
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class UnitWeights:
     """The weights of a part of a unit by name, or their gradients.
@@ -273,7 +271,6 @@ def bias_gradient(weights: UnitWeights, name: str, grad: Array) -> Gradients:
     return {name: partial(over_tokens, grad)} if name in weights.arrays else {}
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class FeedForward:
     """The matrices of an MLP with an activation function between them: a unit's own, shared ones, or one expert.
@@ -426,7 +423,6 @@ def _of_table(table: Array, rows: Any, is_here: Any, grad: Array) -> Array:
     return total
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
     """What the loss needs of all logits of each token, samples x positions each.
@@ -452,7 +448,6 @@ class Statistics:
         return self.highest + np.log(self.total) - self.target
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Logits:
     """The model's output on a rank: the logits that it has made, and what it knows of all.
@@ -494,7 +489,6 @@ class Logits:
         return LogitsGrad(found, self.num_parts, self.positions)
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class LogitsGrad:
     """The gradient of the logits that a rank has made; its fields are as those of `Logits`."""

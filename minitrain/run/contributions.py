@@ -16,7 +16,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any
 
 from annotated_types import Ge, Gt
 
@@ -29,7 +29,6 @@ Count = Annotated[int, Ge(1)]
 RUN_FILE, LOG_FILE, STRATEGY_FILE, CALIBRATION_FILE = "run.json", "log.jsonl.gz", "strategy.py", "calibration.json"
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
     """What was trained, on what, and what it took.

@@ -555,7 +555,6 @@ _SHARES_AT_LOSS = (0.25, 0.5, 0.25)
 """Of the temporaries of the loss: logits in 16 bits, exponentials in single precision, gradients in 16 bits."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class AllocatorReplay:
     """What the allocator of one rank did in a step.

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol
 
 from minitrain.errors import UsageError
 from minitrain.run.above import above
@@ -39,7 +39,6 @@ class CountingRank(Protocol):
     dropped_copies: int
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TrainedModel:
     """The transformer of a run.
@@ -194,7 +193,6 @@ _SAME = 1e-12
 """The largest difference of two clocks, relative to the length of the steps so far, that is rounding."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Steps:
     """The steps of a run of many.
@@ -304,7 +302,6 @@ def period_of(seen: Sequence[Sequence[float]], begin: float) -> int | None:
     return None
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class DeviceKind:
     """The ranks of a run that have devices of one kind: a group of a cluster.
@@ -330,7 +327,6 @@ class DeviceKind:
     limited_by: str | None = None
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class KindFigures:
     """The figures of the ranks of one kind.

@@ -51,7 +51,6 @@ def _has_routers(run: Any) -> bool:
     return run.trained_model is not None and bool(run.trained_model.routed_copies)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Figure:
     """A figure of a run.
@@ -173,7 +172,6 @@ class FiguresOf(Mapping[str, Any]):
         return len(BY_NAME)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Column:
     """A column of tables, or a line of facts.

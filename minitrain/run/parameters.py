@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol
 
 from minitrain.engine.observers import Executor, Observer
 from minitrain.engine.semantics import Shares
@@ -160,7 +160,6 @@ MODEL, MACHINE, OUTPUT, WORKERS, FAILURES = "Model and ranks", "Machine", "Outpu
 MOST_RANKS, MOST_LAYERS, MOST_SAMPLES, MOST_STEPS = 2**21, 2**17, 2**24, 2**24
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Option:
     """How the command line has a parameter.
@@ -614,7 +613,6 @@ def _words(name: str, value: Any) -> Iterator[str]:
 _SECONDS_AN_HOUR = 3600
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Fault:
     """A device that dies.
@@ -635,7 +633,6 @@ class Fault:
         require_number("at_s of a fault", self.at_s, " of seconds", or_zero=True)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class FaultRate:
     """Faults that come by chance: every device fails at a constant rate, on its own.
@@ -669,7 +666,6 @@ class FaultRate:
         return sorted((fault for fault in drawn if fault.at_s < seconds), key=lambda fault: (fault.at_s, fault.rank))
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """What happens after a device has died, and how long each part of it takes.

@@ -19,7 +19,7 @@ from html import escape
 from operator import attrgetter
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import require_number
 from minitrain.machine.given_durations import CALIBRATED
@@ -57,7 +57,6 @@ SECONDS_A_DAY = 86_400
 JOULES_A_MEGAWATT_HOUR = 3.6e9
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TokenBudget:
     """What training on some tokens takes, in steps that are all alike.

@@ -33,7 +33,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnContext, SpawnProcess
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 from minitrain.errors import MinitrainError, came_without_memory, lacks_memory, say_ignored
 
@@ -73,7 +73,6 @@ def why_ended(limit: int | None) -> str:
     return f"killed, or out of the {limit / 2**20:.0f} MiB that it may take, of which `ulimit -v` may allow more?"
 
 
-@final
 @dataclass(slots=True)
 class StuckProcesses:
     """Processes that do nothing but find no memory, as far as one can see from outside.
@@ -111,12 +110,10 @@ def _looks_of(pid: int) -> tuple[int, ...] | None:
     return None if has_room else (began, size, faults + major_faults, user_ticks + system_ticks)
 
 
-@final
 class WorkerEndedError(MinitrainError):
     """A worker ended before it had done what it was asked for."""
 
 
-@final
 class _TracebackOfWorkerError(Exception):
     """Where an error was raised in its worker: the cause of the error here."""
 
@@ -141,7 +138,6 @@ class Outcome(NamedTuple):
         return self.result
 
 
-@final
 class WorkerProcesses:
     """Fresh processes, each of which makes one call at a time.
 
@@ -278,7 +274,6 @@ class WorkerProcesses:
             worker.join()
 
 
-@final
 class _Worker:
     """A process that makes calls.
 
@@ -334,7 +329,6 @@ class _Worker:
         self.process.join()
 
 
-@final
 class _StoppedError(SystemExit):
     """A worker is to end: with what it does, and not without removing its temporary files."""
 
@@ -396,7 +390,6 @@ def _of_error(error: BaseException, text: str) -> bytes:
     return pickle.dumps((None, MinitrainError(f"{type(error).__name__}: {error}"), text))
 
 
-@final
 class SparedProcess(SpawnProcess):
     """A process that starts with SIGINT blocked."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import inf
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from minitrain.files import write_text
 from minitrain.run.figures import TABLES, Column
@@ -27,7 +27,6 @@ MOST_EVENTS = 400_000
 """The most events of a run that a page draws."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Configurations:
     """What a page shows of some rows; `names` to `known` are of the rows that the table has.

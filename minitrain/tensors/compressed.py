@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, prod
-from typing import Any, ClassVar, Literal, final
+from typing import Any, ClassVar, Literal
 
 from minitrain.errors import UsageError, require_count
 from minitrain.tensors.kinds import OptState, Sharded, WeightGrad
@@ -29,7 +29,6 @@ CODES = {"int8": (8, 127.0), "fp8": (8, 448.0), "int4": (4, 7.0)}
 SCALE_BYTES, PLACE_BYTES = 4, 4
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Quantised:
     """Codes of few bits; each block of elements has a scale, by which its largest element is the largest code.
@@ -69,7 +68,6 @@ class Quantised:
         return 2 + 2 * self.feedback if op == "compress" else 1
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TopK:
     """The elements of a layer that are largest by magnitude (Stich et al. 2018; Lin et al. 2018).
@@ -108,7 +106,6 @@ class TopK:
         return 8 if op == "compress" else 1
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class PowerSGD:
     """Two factors of few columns, by power iteration that begins where the last step ended (Vogels et al. 2019).

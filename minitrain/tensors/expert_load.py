@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from minitrain.errors import UsageError
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ExpertLoad:
     """Which shares of all copies of tokens go to the parts of a layer's experts.

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from html import escape
 from operator import attrgetter
 from types import ModuleType
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from minitrain.tensors import compressed, kinds, placed
 from minitrain.tensors.kinds import (
@@ -81,7 +81,6 @@ def clone(value: T) -> T:
         return copy.copy(value) if isinstance(value, Tensor) else value
 
 
-@final
 @dataclass(slots=True, eq=False, repr=False)
 class OnHost(Tensor):
     """A tensor that lies in the memory of a rank's host.

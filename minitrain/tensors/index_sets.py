@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, final
+from typing import Any
 
 Numbers = frozenset[int]
 
@@ -156,7 +156,6 @@ def overlaps_any(shard: int, num_shards: int, others: Mapping[int, Set[int]]) ->
 _ALL = frozenset([0])
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class SequencePart:
     """Some shards of a sequence, and of each of them some pieces.

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped]
@@ -55,7 +55,6 @@ class Observed(NamedTuple):
     beside_s: float
 
 
-@final
 @dataclass(frozen=True)
 class Measured:
     """What the real steps of one program have said.

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,6 @@ _NUMBER = re.compile(r"\d+")
 _PIECE = re.compile(r"(weight|state)\.(\w+)\.(\d+)-(\d+)")
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Checkpoints:
     """Where the state of a run is kept.

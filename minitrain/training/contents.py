@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import prod
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -65,7 +65,6 @@ def _in_order(values: torch.Tensor, one: Positions, other: Positions, dim: int) 
     return values.index_select(dim, on_device(order, values.device)), positions
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Rows:
     """The numbers of an activation or its gradient, for a sequence or some positions of it, whole or a part's share.
@@ -130,7 +129,6 @@ class Rows:
         return Rows(values, self.positions)
 
 
-@final
 @dataclass(slots=True, eq=False)
 class KeysValues:
     """The keys and values of some positions of a sequence, or their gradients.
@@ -183,7 +181,6 @@ class KeysValues:
         return KeysValues(keys, own, positions)
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Flat:
     """The numbers of a weight, its gradient or its optimizer state: the elements of some shards, and nothing else.
@@ -315,7 +312,6 @@ def merged(pieces: Iterable[Interval]) -> list[Interval]:
     return found
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Attended:
     """What some queries have got from the keys that they have met so far.
@@ -339,7 +335,6 @@ class Attended:
         return Attended((mine * self.output + theirs * other.output).to(self.output.dtype), total)
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Logits:
     """The logits that a rank has made of some rows of the vocabulary, and what it knows of all; or their gradient.
@@ -385,7 +380,6 @@ Origin = tuple[int, int, int]
 """Where copies come from: a sample, the first of a rank's shards of its sequence, and the piece of these shards."""
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Copies:
     """The numbers of copies of tokens, or of what experts made of them, or their gradients.
@@ -441,7 +435,6 @@ def moved(value: Any, move: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return replace(value, **{name: moved(getattr(value, name), move) for name in names})
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Factors:
     """What is summed over workers: a factor of each matrix, and what is sent whole.
@@ -462,7 +455,6 @@ class Factors:
         return Factors([piece.view_as(like) for piece, like in zip(pieces, self.tensors, strict=True)])
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Messages:
     """What workers have sent, side by side.
@@ -482,7 +474,6 @@ class Messages:
         return Messages(self.pieces + other.pieces)
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Memory:
     """What a worker keeps: see `minitrain.proof.compression.Memory`.

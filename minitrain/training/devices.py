@@ -25,7 +25,7 @@ from concurrent.futures import Executor
 from functools import cache, partial
 from tempfile import TemporaryFile
 from time import perf_counter
-from typing import Any, Self, final
+from typing import Any, Self
 
 import torch
 
@@ -106,7 +106,6 @@ Moment = Any
 """A time, s; on a GPU an event whose time is known at the end of the step."""
 
 
-@final
 class Cpu:
     """A rank that computes on the CPU: its methods do what those of `Gpu` say."""
 
@@ -126,7 +125,6 @@ class Cpu:
         return moved(content, torch.clone), (), perf_counter()
 
 
-@final
 class _Copy:
     """A copy under way, waited for as works of torch.distributed are: by what is queued after it."""
 
@@ -148,7 +146,6 @@ class _Copy:
         torch.cuda.current_stream().wait_event(self._end)
 
 
-@final
 class Written:
     """A content on its way from host memory to the storage, waited for as works of torch.distributed are.
 
@@ -199,7 +196,6 @@ def _write(content: Any, copies: Sequence[Any]) -> None:
         os.fsync(file.fileno())
 
 
-@final
 class Gpu:
     """A rank that computes on a GPU.
 

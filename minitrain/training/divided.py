@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -49,7 +49,6 @@ from minitrain.training.transformer import (
 )
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Border:
     """The border that a rank's backward of a part has reached, and what is needed on its other side.
@@ -109,7 +108,6 @@ class Border:
 _NOTHING = torch.zeros(())  # the gradient of tokens' numbers
 
 
-@final
 @dataclass(slots=True, eq=False)
 class _Part:
     """What a part of a layer keeps.
@@ -125,7 +123,6 @@ class _Part:
     halfway: tuple[Border, Rows] | None = None
 
 
-@final
 @dataclass(slots=True, eq=False)
 class _Attention:
     """What an attention keeps that is taken in steps.
@@ -153,7 +150,6 @@ class _Attention:
     of_weight: torch.Tensor | None = None
 
 
-@final
 @dataclass(slots=True, eq=False)
 class _Routed:
     """What a router keeps of some samples, until they have gone back.

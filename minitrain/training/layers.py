@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from math import prod
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch.autograd.graph import get_gradient_edge, saved_tensors_hooks
@@ -161,7 +161,6 @@ class _Saved:
         return weight.as_strided(shape, stride, offset + weight.storage_offset())
 
 
-@final
 class Kept:
     """What a layer, or a step of one, keeps for backward: its graph, and what autograd has saved but for the weight.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 import torch
 
@@ -123,7 +123,6 @@ class Dense:
         return num_samples, self.width
 
 
-@final
 class DenseBytes(Dense):
     """A language model of bytes.
 
@@ -191,7 +190,6 @@ class DenseBytes(Dense):
         return total / global_batch_size
 
 
-@final
 class DenseProof(Dense):
     """The dense layers of a proof, with its numbers: mean over the batch of half the squared distance to a target.
 

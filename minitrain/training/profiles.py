@@ -28,7 +28,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 from minitrain.errors import UsageError
 from minitrain.machine.profiler_traces import (
@@ -87,7 +87,6 @@ class Done(NamedTuple):
     span: Span
 
 
-@final
 @dataclass(frozen=True)
 class TracedStep:
     """What one rank did in one step of its trace.
@@ -126,7 +125,6 @@ class Match(NamedTuple):
     without: tuple[int, ...] = ()
 
 
-@final
 @dataclass(frozen=True)
 class Profiled:
     """A measured run from traces.
@@ -235,7 +233,6 @@ def read_profiles(
     return Profiled(run, matches, [*notes, *filter(None, [_of_another_program(matches)])])
 
 
-@final
 class _Counts:
     """How many operations of each type were predicted, traced and matched."""
 
@@ -259,7 +256,6 @@ class _Counts:
         ]
 
 
-@final
 class _Opened:
     """A trace that was read: its ranges, kernels and steps.
 

@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, final
+from typing import Any
 
 from minitrain.engine.gradients import require_tied
 from minitrain.engine.observers import Observer
@@ -32,7 +32,6 @@ Lane = tuple[int, int, int]
 """A sequence of messages from one rank to another that are received in the order in which they are sent; its number."""
 
 
-@final
 @dataclass(slots=True)
 class Communication:
     """A communication of one rank, as it was simulated.
@@ -63,7 +62,6 @@ class Communication:
         return f"{self.op}{value}{peer}" + (f" with tag {self.tag!r}" if self.tag is not None else "")
 
 
-@final
 @dataclass
 class RankProgram:
     """What one rank does.
@@ -165,7 +163,6 @@ def _differs(rank: int, row: int, does: str, recorded: str) -> StrategyError:
     return StrategyError(message, rank=rank, row=row)
 
 
-@final
 @dataclass(frozen=True)
 class Program:
     """What all ranks do.

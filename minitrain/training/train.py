@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError, require_count, require_installed, require_number
 from minitrain.files import write_text
@@ -194,7 +194,6 @@ SMOOTHED = 8
 """Updates whose mean loss counts as the loss after the last of them; of longer rounds, one."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class LossCurve:
     """The loss of one strategy over time.
@@ -228,7 +227,6 @@ class LossCurve:
         return next((seconds for seconds, smoothed in found if smoothed <= loss), None)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class LossCurves:
     """The loss of strategies over time, in the order in which they were given."""

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, partial
 from itertools import accumulate
 from math import prod
-from typing import Any, NamedTuple, cast, final
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -482,7 +482,6 @@ def _at(tokens: torch.Tensor, positions: Positions) -> torch.Tensor:
     return tokens.gather(1, positions.positions) if isinstance(positions, Packed) else tokens[:, positions]
 
 
-@final
 class TransformerNet:
     """A transformer on the tokens of a proof, or on the bytes of a text.
 

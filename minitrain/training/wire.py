@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import product
-from typing import Any, final
+from typing import Any
 from zlib import crc32
 
 import torch
@@ -133,7 +133,6 @@ class ProcessGroup:
         call.settle_all([call], [result], call.clock, call.rank, 0)
 
 
-@final
 class ProcessTransport:
     """What a model meets in the place of the other ranks: the recorded program.
 
@@ -195,7 +194,6 @@ class ProcessTransport:
                 waiter.set_result(None)
 
 
-@final
 class ProcessExecutor(ContentExecutor):
     """Computes by torch, and communicates by torch.distributed; it blocks where results are awaited.
 

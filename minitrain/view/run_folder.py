@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count, takewhile
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -375,7 +375,6 @@ MOST_LOGGED = 150_000
 """The most events of a log by default, where ranks that did the same are written once: some 15 MB, in two seconds."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Excerpt:
     """What is shown of a large run.

@@ -46,7 +46,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import fsum
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -67,7 +67,6 @@ KEPT = ("weights", "opt_states")
 """The stores that a checkpoint holds."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """The size of a checkpoint, and who reads and writes it.
@@ -214,7 +213,6 @@ CAUSES: Mapping[str, str] = MappingProxyType(
 _FEWER_RANKS = "fewer ranks"  # a cause of lost time that belongs to no single fault
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Interruption:
     """What one fault cost, all in s.
@@ -266,7 +264,6 @@ class Interruption:
         return f"rank {self.fault.rank} died at {duration(self.fault.at_s)}: {parts}; {self.num_ranks} ranks went on"
 
 
-@final
 @dataclass(frozen=True, repr=False)
 class DisturbedRun(Run):
     """A step in which devices died.
@@ -356,7 +353,6 @@ async def simulate_disturbed(
     return step.finished()
 
 
-@final
 class _StepUnderFaults:
     """A step under way, to which faults happen one after the other."""
 

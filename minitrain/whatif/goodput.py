@@ -25,7 +25,7 @@ import html
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -66,7 +66,6 @@ CAUSES = (WORK, WRITING, LOST, DETECTION, REPAIR, REPLANNING, RESTART, RELOAD, F
 _UNTIL_ALIKE = 4  # ends of checkpoints: the first may wait for none, the second holds no wait for the first
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Job:
     """The parameters of a long run, times in s.
@@ -100,7 +99,6 @@ class Job:
     speeds: Sequence[float] = (1.0,)
 
 
-@final
 @dataclass(slots=True)
 class LongRun:
     """One sample as it goes on.
@@ -267,7 +265,6 @@ _MOST_MISSING = 8  # sizes of an elastic job that are simulated
 _MOST_FAILURES = 10**7  # in all samples, which take minutes
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class Goodput:
     """How much of a long run is training.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, replace
 from functools import cached_property, partial
 from types import SimpleNamespace
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -444,7 +444,6 @@ class JointFigures(FiguresOfStep):
         return communication_by_axis(logs, run.world_size, run.meshes, len(self))
 
 
-@final
 class _OnMachine:
     """A run as it is on one of the machines, to be asked for figures.
 

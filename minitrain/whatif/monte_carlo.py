@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -202,7 +202,6 @@ class Swing:
         return self.slower_s - self.quicker_s
 
 
-@final
 @dataclass(frozen=True)
 class Sensitivity:
     """What the step time of a run depends on.
@@ -494,7 +493,6 @@ def path_sums_of_operations(activities: Activities) -> PathSums:
 _MOST_LINES = 3
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class MonteCarlo:
     """The step time of a run under noise, with its pictures and tables.

@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -284,7 +284,6 @@ class _Column(cached_property[Floats]):
         self.__doc__ = about
 
 
-@final
 class Priced:
     """A strategy on each of several machines: `len()` of them, in the order in which they were given.
 

@@ -17,7 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
-from typing import Any, NamedTuple, TypeVar, final
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -225,7 +225,6 @@ class Fleet:
         return [found] * len(self)
 
 
-@final
 class Recorded:
     """A run that was executed on one machine, with the times of several.
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError
 from minitrain.machine.config import SystemConfig, load_config
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 Route = Callable[[str, str], tuple[Lane, ...]]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Phase:
     """A flow that a transfer consists of.
@@ -72,7 +71,6 @@ class Phase:
     seconds: float
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class RankRoutes:
     """The routes between the ranks of a run, and between each and its host.
@@ -193,7 +191,6 @@ class RankRoutes:
         return Phase(lanes, wire_bytes, rate, latency_s, seconds)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class SharedLink:
     """The reason why a transfer took longer than its price.
@@ -214,7 +211,6 @@ class SharedLink:
         return f"shared {self.link} with {', '.join(self.others)}"
 
 
-@final
 class Replay(Retiming):
     """One run on shared links.
 
@@ -320,7 +316,6 @@ class Replay(Retiming):
             self._end(receive)
 
 
-@final
 @dataclass(slots=True)
 class _Carried:
     """A transfer under way: its phases, one after the other.
@@ -384,7 +379,6 @@ Delays = Mapping[tuple[int, int], SharedLink]
 """Why transfers took longer than their price, by rank and place in its log."""
 
 
-@final
 @dataclass(frozen=True)
 class LinkUse:
     """What links carried during a run.
@@ -406,7 +400,6 @@ class LinkUse:
         return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-@final
 @dataclass(frozen=True)
 class Replayed:
     """Runs on shared links.

@@ -32,7 +32,6 @@ from minitrain.errors import choice_fault, closest, count_fault, is_count, refus
 from minitrain.workloads.documents import Documents
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
     """How queries, keys and values come from latents that all heads share (DeepSeek-AI 2024, section 2.1.1).
@@ -92,7 +91,6 @@ ADAPTED = ("query", "key", "value", "query_up", "kv_up", "output", "gate", "up",
 """The matrices that can have adapters: those of attention and dense MLPs that tensor parallelism divides."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
     """Low-rank adapters: each target W becomes W + alpha / rank A B, and A and B alone are trained (Hu et al. 2021).

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError, count_fault, is_count, refuse, shown
 
@@ -38,7 +38,6 @@ CUTS = ("sequence", "document")
 _LOG_NORMAL = "lognormal"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Documents:
     """Which documents the samples of a batch consist of.

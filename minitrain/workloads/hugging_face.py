@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any
 
 from minitrain.errors import UsageError, closest, is_count, refuse, shown
 from minitrain.files import read_json
@@ -46,7 +46,6 @@ def _is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-@final
 class ConfigReader:
     """A config; `faults` says what is wrong, by key.
 

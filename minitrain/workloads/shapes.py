@@ -12,13 +12,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from minitrain.errors import UsageError, count_fault, refuse, shown
 from minitrain.workloads.workload import RECOMPUTE, Recompute, modules_of
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Degrees:
     """Into how many parts ranks divide a unit, by axis.
@@ -58,7 +57,6 @@ WHOLE = Degrees()
 """One rank does everything."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Cut:
     """The things that a dimension consists of (heads, columns, experts): it can be cut between two of them.
@@ -104,7 +102,6 @@ class Cut:
         return size // self.count * -(-self.count // num_parts)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Work:
     """What one rank does in a pass of a unit.
@@ -155,7 +152,6 @@ ADAPTER = ".lora_"
 """What the names of a matrix's adapters have behind its own: "query.lora_a" and "query.lora_b"."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class WeightShape:
     """A weight of a unit.
@@ -221,7 +217,6 @@ def norm_weights(size: int, *, has_bias: bool) -> tuple[WeightShape, ...]:
     return tuple(WeightShape(name, (size,), is_norm=True) for name in names)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Gemm:
     """A batch of equal matrix multiplications: (m x k) times (k x n).
@@ -255,7 +250,6 @@ class Gemm:
         return self.name.startswith("experts.")
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Projection:
     """A matrix multiplication of every token with a weight.
@@ -312,7 +306,6 @@ class Projection:
         return Gemm(self.name, copies, sizes["n"], sizes["k"], held, is_trained=self.is_trained)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class AttentionCore:
     """The attention core, between queries, keys and values: scores, softmax, dropout, and the sum of values.
@@ -370,7 +363,6 @@ class AttentionCore:
         return 2 * self.num_heads * (self.key_dim + self.value_dim) * self.num_pairs(seq_len, causal=causal)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class SavedTensor:
     """What forward keeps for backward.

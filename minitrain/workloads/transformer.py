@@ -35,7 +35,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any
 
 from minitrain.errors import UsageError, closest, count_fault, refuse, shown
 from minitrain.workloads.architecture import Architecture, LatentAttention, Lora
@@ -110,7 +110,6 @@ def _with_adapters(model: Architecture, lora: Lora, unit: Unit, adapted: tuple[W
     )
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transformer(Architecture):
     """A transformer that predicts the next token; its fields are those of `Architecture`.

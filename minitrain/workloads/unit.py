@@ -44,7 +44,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import prod
-from typing import Literal, final
+from typing import Literal
 
 from minitrain.workloads.architecture import MASK_BYTES, STATISTIC_BYTES, Architecture, LatentAttention
 from minitrain.workloads.shapes import (
@@ -65,7 +65,6 @@ from minitrain.workloads.workload import as_recompute, modules_of
 Kind = Literal["embedding", "attention", "mlp", "moe", "head"]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Unit:
     """One unit: the tables of what it holds, multiplies and saves.

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, prod
 from types import MappingProxyType
-from typing import Any, Protocol, final
+from typing import Any, Protocol
 
 from minitrain.errors import TensorTypeError, UsageError, choice_fault
 from minitrain.tensors.compressed import COMPRESSED_KINDS, ApproximateGrad, CompressedGrad, Compressor, PowerSGD, Shapes
@@ -33,7 +33,6 @@ from minitrain.tensors.compressed import COMPRESSED_KINDS, ApproximateGrad, Comp
 NONE: frozenset[int] = frozenset()
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Pairs:
     """The pairs of a query and a key that see one another, where documents say which do.
@@ -52,7 +51,6 @@ class Pairs:
         return sum(pairs for _, _, pairs in self.by_shard)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Context:
     """The shards of the sequence that a pass works on.
@@ -352,7 +350,6 @@ def fills_devices(workload: object) -> bool:
     return hasattr(workload, "units")
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Packing:
     """What is compressed, or made of messages.

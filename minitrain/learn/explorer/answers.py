@@ -27,7 +27,7 @@ from functools import cache
 from importlib.util import find_spec
 from math import isnan
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from minitrain.engine.observers import Observer
 from minitrain.errors import MinitrainError, UsageError, lacks_memory, message_of
@@ -147,7 +147,6 @@ def page(_given: Mapping[str, Any], send: Send) -> None:
     send({"knobs": knobs, "strategies": names, **more})
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A state that was read.

@@ -14,12 +14,11 @@ import os
 import socket
 import sys
 from collections.abc import Callable
-from typing import Any, final
+from typing import Any
 
 from minitrain.learn.explorer import plain_numpy
 
 
-@final
 class _PipeEnd:
     """An end of a pipe, with what an event loop asks of a socket that wakes it.
 

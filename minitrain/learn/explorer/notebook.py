@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from html import escape
-from typing import Any, final
+from typing import Any
 from urllib.parse import quote, urlencode
 
 from minitrain.errors import UsageError, require_installed
@@ -25,7 +25,6 @@ def require_server() -> None:
     require_installed("explore", "the explorer", "starlette", "uvicorn")
 
 
-@final
 class ExplorerInNotebook:
     """An explorer that runs until `close`, or until Python ends.
 

@@ -20,14 +20,13 @@ import sys
 import types
 from array import array as packed
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, final
+from typing import Any
 
 from minitrain.run.analysis.breakdown import add_in_order, pairwise_sum
 
 CODES = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q", "f8": "d", "b1": "b"}
 
 
-@final
 class dtype:  # noqa: N801  (NumPy's name, as all names of this kind here)
     """The kind of an array's elements."""
 
@@ -383,7 +382,6 @@ def _extreme(choose: Callable[[Sequence[Any]], Any], values: Sequence[Any]) -> A
     return choose(values) if undefined is None else undefined
 
 
-@final
 class ufunc:  # noqa: N801
     """A function of two elements, with NumPy's ways to apply it.
 
@@ -600,7 +598,6 @@ def fromiter(values: Iterable[Any], kind: Any, count: int = -1) -> ndarray:
     return ndarray(found, wanted)
 
 
-@final
 class iinfo:  # noqa: N801
     """The limits of integers of a kind."""
 

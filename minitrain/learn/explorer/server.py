@@ -31,7 +31,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any, final
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -68,7 +68,6 @@ _POLICY = (
 _NOTEBOOKS = "http://localhost:* http://127.0.0.1:* vscode-webview:"
 
 
-@final
 @dataclass
 class Lane:
     """The questions of one kind that one tab asks.
@@ -86,7 +85,6 @@ class Lane:
     stop: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-@final
 class Explorer:
     """Answers questions of several tabs.
 
@@ -217,7 +215,6 @@ async def _read(request: Request) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Guard:
     """An application that refuses who must not ask, and says what its page may load.
@@ -321,7 +318,6 @@ SPARE = 2
 """Processes that are kept though nothing is asked."""
 
 
-@final
 class Worker:
     """One process."""
 
@@ -384,7 +380,6 @@ class Worker:
         self._process.join()
 
 
-@final
 class Workers:
     """All processes of a server; it is used from one event loop."""
 

@@ -35,7 +35,7 @@ from itertools import pairwise
 from math import sqrt
 from operator import attrgetter, methodcaller
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from minitrain.errors import UsageError, require_count, require_installed
 from minitrain.files import read_json, write_text
@@ -114,7 +114,6 @@ class Backend(ABC):
         return self.compiled(lambda x: x + 1, self.ones(_SHORT))
 
 
-@final
 class JaxBackend(Backend):
     """JAX on its default device, compiled."""
 
@@ -189,7 +188,6 @@ class NumpyBackend(Backend):
         return self.compiled(run)
 
 
-@final
 class TorchBackend(NumpyBackend):
     """torch, eagerly, on a GPU if there is one, which is waited for; results are new arrays, as in programs."""
 
@@ -275,7 +273,6 @@ def clock_name(backend: Backend) -> str:
     return "wall" if backend.clock() is time.perf_counter else "processor time of one core"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Measured:
     """Samples of one kernel; their median and interquartile range, as means follow the worst moments of a machine.
@@ -336,7 +333,6 @@ def sample_between(kernel: Kernel, calls: int, probe: Kernel, probe_calls: int, 
     return taken, (before + sample(probe, probe_calls, clock)) / 2
 
 
-@final
 class Notebook:
     """Measurements by name, written down as each is made, so that stopping loses none.
 
@@ -411,7 +407,6 @@ def sample_rounds(
             notebook.note(name, [*before, list(taken)])
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Rung:
     """One measurement of a ladder.

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import final
 
 from minitrain.errors import UsageError
 from minitrain.machine import Processor, Rate, SystemConfig, load_config
@@ -21,7 +20,6 @@ _LEVELS = ("l1_size", "l2_size", "l3_size")
 _TENSOR_CORES = {"float16": 16.0, "tf32": 8.0, "int8": 32.0}  # an A100's 312, 156 and 624 of 19.5 (its whitepaper)
 
 
-@final
 @dataclass(frozen=True)
 class DeviceSpec:
     """A device, as the specification describes it.

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import cache
 from numbers import Integral, Number
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from minitrain.errors import MinitrainError, UsageError, require_installed
 from minitrain.machine.devices.operations import ELEMENT_BYTES, MatmulShape, Operation, Program, known_datatype
@@ -512,7 +512,6 @@ def _value(var: Any) -> Value:
     return Value(shape, known_datatype(str(getattr(var.aval, "dtype", "float32"))))
 
 
-@final
 @dataclass
 class _Walk:
     """Follow a jaxpr through calls and loops, and list its primitives.

@@ -16,7 +16,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, final
+from typing import Any
 
 from minitrain.errors import UsageError, require_count
 from minitrain.machine import Processor, SystemConfig, load_config
@@ -43,7 +43,6 @@ _NOTHING = Program(())
 _PASSES = ("forward", "backward", "backward_input", "backward_weight")
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ProgramCost(Cost):
     """What a pass of a layer costs: a program.
@@ -55,7 +54,6 @@ class ProgramCost(Cost):
     program: Program = _NOTHING
 
 
-@final
 class JaxLayer(AlikeLayers):
     """A layer that a JAX function computes.
 
@@ -232,7 +230,6 @@ def _derivative(function: Callable[[Any, Any], Any], typ: str) -> Callable[[Any,
     return backward
 
 
-@final
 class SimulatedDevice:
     """A device on which a simulator prices programs, and a roofline everything else.
 
@@ -265,7 +262,6 @@ class SimulatedDevice:
         return self._roofline.load_seconds(size_bytes)
 
 
-@final
 class JaxLayerPredictor(DevicePredictor):
     """Price a training step whose layers a JAX function computes: give it to `simulate` as its hardware.
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 from numbers import Real
-from typing import Any, Literal, final, get_args
+from typing import Any, Literal, get_args
 
 from minitrain.errors import UsageError, require_count
 from minitrain.machine.device import UnitLimits
@@ -66,7 +66,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool) and 0 <= float(value) < float("inf")
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class KernelLaunch:
     """How a GPU kernel is launched, for its occupancy.
@@ -82,7 +81,6 @@ class KernelLaunch:
     smem_bytes: int = 0
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class MatmulShape:
     """A batch of matrix multiplications (m x k) times (k x n).
@@ -113,7 +111,6 @@ class MatmulShape:
         return 2 * self.batch * self.m * self.n * self.k
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Operation:
     """What a device runs as one kernel.
@@ -170,7 +167,6 @@ class Operation:
         return ELEMENT_BYTES[self.datatype]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Analysis:
     """A program as the specification's simulator sees it.
@@ -186,7 +182,6 @@ class Analysis:
     working_set_bytes: float
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Program:
     """Operations that run one after the other.

@@ -40,7 +40,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod, sqrt
 from types import MappingProxyType
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from minitrain.errors import HardwareConfigError, UsageError, require_count
 from minitrain.machine import Rate, SystemConfig
@@ -142,7 +142,6 @@ def program(fn: Any, *shapes: Any, dtype: str = "float32") -> Program:
     return found
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class OperationTime:
     """How long one operation takes on a device.
@@ -168,7 +167,6 @@ class OperationTime:
         return max(self.compute_s, self.memory_s) * self.operation.count
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
     """A prediction.

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import log2
 from operator import matmul as product
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from minitrain.errors import UsageError, require_count
 from minitrain.machine.devices.calibration import (
@@ -71,7 +71,6 @@ _NHWC = ("NHWC", "HWIO", "NHWC")
 Verdict = Literal["pass", "fail", "inconclusive"]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Case:
     """A function to run and to predict.
@@ -91,7 +90,6 @@ class Case:
     family: str = ""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class CaseResult:
     """A case, measured and predicted.
@@ -115,7 +113,6 @@ class CaseResult:
     errors: tuple[float, ...] = ()
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Criterion:
     """One of the acceptance criteria.
@@ -135,7 +132,6 @@ class Criterion:
     reason: str
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
     """What a validation found.

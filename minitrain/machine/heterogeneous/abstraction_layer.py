@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any, Protocol, final
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -136,7 +136,6 @@ class HardwareBackend(Protocol):
         """
 
 
-@final
 class HostBackend:
     """A library of arrays on this machine.
 
@@ -174,7 +173,6 @@ class HostBackend:
         return result, self._clock() - start
 
 
-@final
 class SimulatedBackend:
     """A simulated device: it computes on the host, and takes the seconds that its hardware config prices.
 
@@ -245,7 +243,6 @@ class SimulatedBackend:
         return self._library(datatype_of(array)) or self._libraries[0]
 
 
-@final
 class FailingBackend:
     """A backend that dies after some operations, for tests of failures; a death is noticed only by use.
 
@@ -284,7 +281,6 @@ class FailingBackend:
             raise DeviceFailure(f"{self.name} has died, and what it held is lost", device=self.name)
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Placed:
     """An array that lies on a backend.
@@ -322,7 +318,6 @@ class Placed:
             return self.backend.get(self.array)
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Execution:
     """An operation that was computed.
@@ -589,7 +584,6 @@ _RENAMED = {"amax": "max", "abs": "absolute"}
 _RENAMED |= {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "invert": "logical_not"}
 
 
-@final
 class Place:
     """Where arrays are placed: a backend of an abstraction layer.
 
@@ -647,7 +641,6 @@ def places_of(backends: Sequence[str]) -> tuple[Place, ...]:
     return tuple(found[name] for name in backends)
 
 
-@final
 class PlacedArray(NDArrayOperatorsMixin):
     """An array that lies on a backend, for code that is written for NumPy's.
 

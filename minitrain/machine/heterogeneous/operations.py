@@ -19,7 +19,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol, final
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,7 +83,6 @@ def _rows_of_taken(asked: Request, has_rows: Sequence[bool]) -> bool:  # noqa: A
     return isinstance(asked.options["index"], tuple) and asked.options["index"][:1] == (slice(None),)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class OperationKind:
     """An operation that backends know.
@@ -301,7 +300,6 @@ def cost_of(kind: OperationKind, shapes: Sequence[Any], shape: Shape, datatype: 
     return Operation(kind.name, max([math.prod(shape), *sizes]), moved, datatype)
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Request:
     """An operation that is asked for, on operands that go together.
@@ -421,7 +419,6 @@ def datatype_of(value: Any) -> str:
     return str(found).rpartition(".")[2]
 
 
-@final
 class NumpyLibrary(ArrayLibrary):
     """NumPy on the CPU."""
 
@@ -434,7 +431,6 @@ class NumpyLibrary(ArrayLibrary):
             return np.asarray(kind.compute(np, *operands, **options))
 
 
-@final
 class JaxLibrary(ArrayLibrary):
     """JAX on its default device, one operation at a time."""
 
@@ -478,7 +474,6 @@ class _TorchNames:
         return _torch().amax(x, dim=() if axis is None else axis, keepdim=keepdims)
 
 
-@final
 class TorchLibrary(ArrayLibrary):
     """torch, eagerly, on a GPU if there is one."""
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from threading import Thread
 from types import MappingProxyType
-from typing import Any, Protocol, TypeVar, final
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +100,6 @@ class DeviceCoordinator(Protocol):
         """
 
 
-@final
 class LayerCoordinator:
     """Asks the abstraction layer, for one backend and no other."""
 
@@ -123,7 +122,6 @@ def _price(cost: Operation | None, device: HardwareCapabilityProfile) -> dict[st
     return {"seconds": seconds, "work": (time.compute_s * part, time.memory_s * part), "hot_s": hot_s}
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """What was done after a device died.
@@ -143,7 +141,6 @@ class Recovery:
     moved_to: Mapping[str, tuple[str, ...]]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Done:
     """What a worker has made, and when, s."""
@@ -153,7 +150,6 @@ class _Done:
     end_s: float = 0.0
 
 
-@final
 @dataclass(slots=True)
 class _Copy:
     """A copy of an array on a device, or on the host: its future, and the step that brought it there, if any."""
@@ -162,7 +158,6 @@ class _Copy:
     steps: tuple[int, ...] = ()
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Issued:
     """A step that workers have been asked for.
@@ -190,7 +185,6 @@ class _Issued:
     carried: _Copy | None = None
 
 
-@final
 class WorkloadExecution:
     """A workload that is being computed.
 
@@ -439,7 +433,6 @@ class WorkloadExecution:
         return tuple(name for name in operations if name in lost), tuple(name for name in operations if name in again)
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class OrchestratedRun:
     """A workload that was computed on several devices.
@@ -645,7 +638,6 @@ class MultiDeviceOrchestrator:
 T = TypeVar("T")
 
 
-@final
 class LimitedBackend:
     """A backend whose calls take a limited time.
 

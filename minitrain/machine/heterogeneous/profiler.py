@@ -30,7 +30,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,6 @@ _ROUNDOFF = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfl
 _ALLOWED_ROUNDOFFS = 8.0
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Rung:
     """One benchmark.
@@ -92,7 +91,6 @@ class Rung:
         return self.error <= self.allowed_error
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Suite:
     """What is benchmarked.
@@ -149,7 +147,6 @@ class Suite:
         return Rung(len(x), first.cost, Measured(samples), error if math.isfinite(error) else math.inf, allowed)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Claim:
     """A claim of a hardware config, and its verdict.
@@ -171,7 +168,6 @@ class Claim:
     reason: str
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class VerificationReport:
     """The verdicts on the claims of a device.

@@ -31,7 +31,7 @@ from enum import Enum
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any
 
 from minitrain.errors import UsageError, closest
 from minitrain.machine import SystemConfig, load_config, shipped_configs
@@ -113,7 +113,6 @@ def shown_key(key: Key) -> str:
     return f"class {key.value}" if isinstance(key, HardwareClass) else str(key)
 
 
-@final
 @dataclass(frozen=True)
 class HardwareCapabilityProfile:
     """One device, as a view on its hardware config.
@@ -266,7 +265,6 @@ def profiles_of(devices: Any) -> list[HardwareCapabilityProfile]:
     return found
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class HardwareRelationship:
     """How one class of hardware relates to another.
@@ -531,7 +529,6 @@ def _stated(profile: HardwareCapabilityProfile) -> Iterator[tuple[str, dict[str,
             yield name, {"kind": "feature", "value": value}
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class DetectedDevice:
     """What is known of a device of this machine.

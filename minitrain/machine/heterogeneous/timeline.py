@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal, final
+from typing import TYPE_CHECKING, Literal
 
 from minitrain.errors import UsageError
 from minitrain.machine.device_groups import Thermal
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 StepKind = Literal["compute", "move", "failure"]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Step:
     """Something that happened in an orchestrated workload.
@@ -68,7 +67,6 @@ class Step:
     share: float = 1.0
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TimedStep:
     """A step, and when it happened.
@@ -86,7 +84,6 @@ class TimedStep:
     temperature_C: float | None = None  # noqa: N815 - a unit
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class StepTimeline:
     """When the steps of an orchestrated workload happened.
@@ -207,7 +204,6 @@ def _power_left_mW(  # noqa: N802 - a unit
     return left
 
 
-@final
 @dataclass(slots=True)
 class _Heat:
     """The temperature of a device under way.
@@ -233,7 +229,6 @@ class _Heat:
         self.now_C, self.since = self.thermal.temperature_C(watts, seconds, self.at(begin)), begin + seconds
 
 
-@final
 class _TimelineSimulation:
     """A timeline under way.
 

@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from heapq import heapify, heapreplace
-from typing import Any, final
+from typing import Any
 
 from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, closest, require_count
 from minitrain.machine import SystemConfig
@@ -73,7 +73,6 @@ _LARGEST_BATCH = 2**20
 _STEPS, _FINE = 256, 2
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Move:
     """An array on its way from one device to another.
@@ -93,7 +92,6 @@ class Move:
     needed_by: str
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class DataMovementPlan:
     """All moves of a workload.
@@ -117,7 +115,6 @@ class DataMovementPlan:
         return tuple(move for move in self.moves if move.dest == dest)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Way:
     """How an array gets from one device to another.
@@ -131,7 +128,6 @@ class Way:
     peer_bytes_per_s: float | None = None
 
 
-@final
 class DataMovementOptimizer:
     """Plans moves so that each array goes to each device once, from where it comes soonest.
 
@@ -213,7 +209,6 @@ class DataMovementOptimizer:
         return num_bytes / device.device.mem_pcie.throughput(num_bytes)
 
 
-@final
 class SynchronizationManager:
     """Says which operations wait for which on other devices."""
 
@@ -310,7 +305,6 @@ def workload_s(
     return sum(operations_s(workload, device, rules)[0].values())
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ListSchedule:
     """Where operations are computed, and when they end.
@@ -326,7 +320,6 @@ class ListSchedule:
     seconds: float
 
 
-@final
 class ListScheduler:
     """Schedules the operations of a workload.
 
@@ -650,7 +643,6 @@ def _batch_times(workload: WorkloadProfile, rules: Sequence[FusionRule]) -> Call
     return cache(lambda system, batch_size: workload_s(at_batch(batch_size), device(system), rules))
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ScheduledTask:
     """A task on a device.
@@ -668,7 +660,6 @@ class ScheduledTask:
     end_s: float
 
 
-@final
 class HeterogeneousScheduler:
     """Gives whole tasks to devices, the longest first, each to where it ends first.
 

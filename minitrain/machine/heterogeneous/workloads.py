@@ -26,7 +26,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Self, final
+from typing import Any, Self
 
 import numpy as np
 
@@ -49,7 +49,6 @@ DeviceMapping = Mapping[str, HardwareCapabilityProfile]
 """The device of each operation, by the operation's name."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ArraySpec:
     """An array without its numbers.
@@ -68,7 +67,6 @@ class ArraySpec:
         return math.prod(self.shape) * ELEMENT_BYTES[known_datatype(self.datatype)]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class WorkloadOperation:
     """One operation of a workload.
@@ -597,7 +595,6 @@ def _rows(given: Any, start: int, stop: int) -> Any:
     return given[start:stop]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """How a workload stays within a device's memory.
@@ -657,7 +654,6 @@ MEMORY_STRATEGIES: Mapping[str, MemoryStrategy] = MappingProxyType(
 """All of them, in the order in which they are tried."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class FusionRule:
     """Kinds of operation that become one where they follow one another.
@@ -692,7 +688,6 @@ class FusionRule:
         )
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Fusion:
     """Operations of a workload that a device runs as one.

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from heapq import heapify, heappop, heappush
 from itertools import count, pairwise
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal
 
 from minitrain.errors import UsageError, one_of
 
@@ -61,7 +61,6 @@ def at(env: Environment, time: float, happen: Callable[[Any], None], priority: i
     return event
 
 
-@final
 @dataclass(slots=True)
 class Timer:
     """Calls a function once, at a moment that may be moved.
@@ -98,7 +97,6 @@ class Timer:
         self.happen()
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Flow:
     """One transfer under way.
@@ -133,7 +131,6 @@ class Flow:
         return self.begun + self.size_bytes / self.full_rate if self.unshared_end is None else self.unshared_end
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Stream:
     """All flows of one full rate over the same lanes, which have one rate, whenever each began.
@@ -189,7 +186,6 @@ class Stream:
         self.load = load
 
 
-@final
 class FairSharing:
     """All flows of a platform.
 
@@ -457,7 +453,6 @@ def message_s(size_bytes: float, bytes_per_s: float, latency_s: float) -> float:
     return (size_bytes + latency_s * bytes_per_s) / bytes_per_s
 
 
-@final
 @dataclass(slots=True)
 class _Way:
     """The lanes that a message passes, and how often, with what it takes where it is alone."""
@@ -478,7 +473,6 @@ Slowed = Generator["Event", Any, Flow | None]
 """What a process goes through until a transfer has ended; returns a flow of it that was slowed last, or None."""
 
 
-@final
 class Transfers:
     """What moves over the links of a platform.
 

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any
 from zlib import crc32
 
 from minitrain.errors import UsageError, one_of, require_count, require_number
@@ -63,7 +63,6 @@ def share_used(steps: Sequence[tuple[float, float]], capacity: float, until: flo
     return used / (capacity * until)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class VirtualNetworkLink:
     """A wire, or what behaves like one: NVLink, PCIe, a port of a switch.
@@ -106,7 +105,6 @@ class VirtualNetworkLink:
         return self.bandwidth_bps / BITS_PER_BYTE
 
 
-@final
 @dataclass(slots=True, eq=False)
 class Lane:
     """One direction of a link, or the port of a device: what flows share.
@@ -152,7 +150,6 @@ class Lane:
         return share_used(self.steps, self.bytes_per_s, until)
 
 
-@final
 class Routes:
     """All routes over some links.
 
@@ -406,7 +403,6 @@ def links_of(line: Mapping[str, Any]) -> Links:
     return make(**arguments)
 
 
-@final
 class ClusterLinks:
     """The links of a cluster.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, final
+from typing import TYPE_CHECKING, Any, Literal
 
 from minitrain.errors import OutOfMemoryError, UsageError, choice_fault, closest, refuse
 from minitrain.machine.platform.fair_sharing import Algorithm, FairSharing, Flow, Slowed, Transfers, op_of, steps_of
@@ -38,7 +38,6 @@ Steps = Generator["simpy.Event", Any, Any]
 _TRANSFER, _TASK = "transfer", "task"
 
 
-@final
 @dataclass(slots=True)
 class Pool:
     """An amount that tasks take and give back: the processing units of a device, or bytes of a memory.
@@ -115,7 +114,6 @@ class Pool:
         return self.used
 
 
-@final
 @dataclass(slots=True)
 class SharedUnits:
     """The units of a device and the bandwidth of its memory, which tasks share: the one rule of that.
@@ -169,7 +167,6 @@ def _size_of(value: Any, device_id: str | None = None) -> Any:
     return value
 
 
-@final
 class VirtualHardwarePlatform:
     """Hardware that any mix of tasks shares; see `initialize`.
 

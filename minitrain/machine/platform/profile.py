@@ -18,7 +18,7 @@ from math import ceil, fsum
 from os import PathLike, fspath
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, cast, final
+from typing import Any, Literal, cast
 
 from minitrain.errors import UsageError, choice_fault, closest, is_count, refuse, shown
 from minitrain.files import require_plain
@@ -108,7 +108,6 @@ def _made(kind: Any, item: Any, subject: str = "") -> Any:
     return kind(**item)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class VirtualComputeDevice(ReadOnly):
     """What a profile says of a device that computes.
@@ -169,7 +168,6 @@ class VirtualComputeDevice(ReadOnly):
         return self.memory_gbps * GIGA
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class VirtualMemoryDevice:
     """A memory that belongs to no single device, such as a host's.
@@ -183,7 +181,6 @@ class VirtualMemoryDevice:
     capacity_bytes: float
 
 
-@final
 @dataclass(frozen=True)
 class HardwareResourceProfile:
     """The devices, memories and links of a platform.
@@ -268,7 +265,6 @@ def profile_of_config(source: Any, world_size: int, *, nics: int | None = None) 
     return HardwareResourceProfile(devices, hosts, list(links.routes.links.values()))
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ComputeTask:
     """A computation, as a device prices it.
@@ -388,7 +384,6 @@ def wait_and_priority(description: Mapping[str, Any], task_id: str) -> tuple[boo
     return wait, priority
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ModelCharacteristics:
     """What one model needs.
@@ -449,7 +444,6 @@ def read_models(source: Mapping[str, Any] | str | PathLike[str] | None) -> Mappi
     return found
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ComputeResult:
     """The result of a computation.
@@ -475,7 +469,6 @@ class ComputeResult:
     bound: Bound
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TransferResult:
     """The result of a transfer or a collective.

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from random import Random
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import (
     MinitrainError,
@@ -78,7 +78,6 @@ _VERBS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TaskFailure:
     """A task of a scenario that could not be carried out.
@@ -94,7 +93,6 @@ class TaskFailure:
     reason: str
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """Hardware, and tasks that arrive.

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import cycle, product
 from numbers import Integral
-from typing import Any, final
+from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.machine import SystemConfig, load_config, shipped_configs
@@ -41,7 +41,6 @@ class PrecisionFallbackWarning(UserWarning):
     """A device states no peak for a precision, and the one for half precision was used."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Case:
     """What was solved: the parameters of `Engine.solve`."""
@@ -70,7 +69,6 @@ class Case:
         return 2 * layers * device.network(self.num_devices).time("all_reduce", size_bytes, self.num_devices)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class PerformanceProfile:
     """The result of a system simulation; all but `bottleneck` and `feasible` are pint quantities.
@@ -235,7 +233,6 @@ def _precision(hardware: Hardware, precision: str) -> tuple[Any, Any]:
     return (bits // 8 if bits % 8 == 0 else bits / 8) * ureg.byte, peaks.get(precision, hardware.peak_flops)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Remedy:
     """Something that could be changed.
@@ -256,7 +253,6 @@ class Remedy:
         return f"{self.what}: {self.latency_ms:.4g} ms an inference, {verdict}"
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class SolverExplanation:
     """Which wall a model hits on a system.
@@ -442,7 +438,6 @@ def find_system(system: Any) -> SystemArchetype:
     return SystemArchetype.from_device(load_config(system))
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class SolvedCase:
     """One row of a `SolveTable`: a profile in plain numbers.
@@ -499,7 +494,6 @@ class SolvedCase:
         )
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class SolveTable:
     """Many cases, solved.

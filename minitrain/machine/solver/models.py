@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any
 
 from minitrain.errors import require_count
 from minitrain.machine.solver.constants import of_ours, presets, require_quantity, ureg
 from minitrain.workloads.transformer import Transformer
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
     """A model.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, final
+from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.machine import Rate, SystemConfig
@@ -24,7 +24,6 @@ _UNITS = {
 _OPTIONAL = ("peak_flops_fp32", "int8_flops", "tdp")
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Hardware:
     """A device, with units.
@@ -121,7 +120,6 @@ class Hardware:
         return self.device
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class SystemArchetype:
     """A system: a device, and the memory that a model may fill.

@@ -50,7 +50,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, repeat
-from typing import Any, NamedTuple, final
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -377,7 +377,6 @@ _FARTHEST = 64
 _LATEST = -1
 
 
-@final
 class Values:
     """Expressions of moments, each of them once.
 
@@ -437,7 +436,6 @@ class RankMoments(NamedTuple):
     clock: int
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class Program:
     """The moments of a run's operations as expressions of their durations.

@@ -15,7 +15,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, repeat
-from typing import Any, NamedTuple, TypeVar, final
+from typing import Any, NamedTuple, TypeVar
 
 from minitrain.errors import MinitrainError
 from minitrain.operations import (
@@ -51,7 +51,6 @@ Cells = Sequence[Any]
 """What a place of a pipeline runs, in its order: tuples of one action or several, as in a `Schedule`."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Microbatches:
     """The microbatches of a step.
@@ -236,7 +235,6 @@ def _distinct(values: Sequence[T]) -> dict[int, T]:
 NO_MICROBATCH = -1
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Columns:
     """What a class does, without clocks: a value an operation in each list.

@@ -23,7 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from minitrain.engine import laws
 from minitrain.engine.communication import TENSORS, Groupish
@@ -70,7 +70,6 @@ from minitrain.tensors.placed import (
 _OF_CLASSES = (KeysValues, KeysValuesGrad, TableGrad)
 
 
-@final
 class Symmetric:
     """What the ranks of a group bring, each its own of one value that stands for all of them.
 

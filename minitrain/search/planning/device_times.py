@@ -17,7 +17,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, final
+from typing import Any
 
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.machine.cluster import Cluster
@@ -105,7 +105,6 @@ def datatype_lacking(system: SystemConfig, precision: Precision) -> str | None:
     return None if narrow is None or narrow in system.matrix else narrow
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
     """How long the devices of a cluster take for parts of a step.

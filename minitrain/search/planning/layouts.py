@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import accumulate, combinations
 from math import inf
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -51,7 +51,6 @@ USABLE = 0.9
 """Of a device's memory, what a layout with room uses at most; what it holds is an estimate."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A layout.

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from math import inf
 from os import PathLike
 from pathlib import Path
-from typing import Any, Literal, NotRequired, final
+from typing import Any, Literal, NotRequired
 
 from typing_extensions import TypedDict
 
@@ -75,7 +75,6 @@ class _PlanFile(TypedDict):
     num_considered: NotRequired[Any]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """The outcome of a candidate.
@@ -97,7 +96,6 @@ class Verdict:
         return self.step_time if self.step_time is not None and self.reason in (SIMULATED, REFINED) else inf
 
 
-@final
 @dataclass(frozen=True, eq=False)
 class Plan:
     """A layout of a step on a cluster. It may be given as `shares` to `simulate`.

@@ -52,7 +52,6 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, product
-from typing import final
 
 from minitrain.errors import UsageError
 from minitrain.search.schedules.schedule import KINDS, Action, Cell, Kind, Schedule
@@ -114,7 +113,6 @@ def follow(phases: Iterable[Phase], stages: tuple[int, ...]) -> list[Cell]:
     return [reader.cell(tokens) for pattern, times in phases for _ in range(times) for tokens in pattern.split()]
 
 
-@final
 class _Reader:
     """Read tokens one by one, and count which microbatch comes next."""
 
@@ -645,7 +643,6 @@ def span_and_end(schedule: Schedule, costs: Sequence[float]) -> tuple[float, flo
     return round(max(end - start for end, start in zip(free, begun, strict=True)), 9), round(max(free), 9)
 
 
-@final
 class _Pipeline:
     """Ranks in time.
 

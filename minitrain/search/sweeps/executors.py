@@ -34,7 +34,7 @@ from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any, final
+from typing import Any
 
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.files import TemporaryFolder
@@ -126,7 +126,6 @@ def _address_of_ray(text: str) -> str:
 Files = tuple[tuple[str, bytes], ...]
 
 
-@final
 @dataclasses.dataclass(frozen=True, slots=True)
 class SentFolder:
     """A strategy's file and what it imports of its folder.
@@ -140,7 +139,6 @@ class SentFolder:
     files: Files
 
 
-@final
 class Sender:
     """Makes bytes of work.
 
@@ -318,7 +316,6 @@ class ClusterWorkers(LossyWorkers):
         super().__init__(max(_FEWEST_AT_ONCE, 2 * num_threads), most_losses)
         self._sender = Sender(strategies, pickler)
 
-    @final
     def _call(self, function: Callable[..., Any], arguments: Sequence[Any]) -> bytes:
         return self._sender.bytes_of(function, arguments)
 
@@ -374,7 +371,6 @@ def _connected(distributed: Any, address: str) -> Iterator[Any]:
         yield client
 
 
-@final
 class DaskWorkers(ClusterWorkers):
     """Workers of a Dask cluster.
 
@@ -509,7 +505,6 @@ def _connect(ray: Any, address: str) -> None:
         ) from error
 
 
-@final
 class RayWorkers(ClusterWorkers):
     """Workers of a Ray cluster.
 

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, InvalidStateError, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 from minitrain.engine.event_loop import RankLoop
 from minitrain.errors import MinitrainError, require_number
@@ -38,7 +38,6 @@ class WorkerLostError(MinitrainError):
     """Every worker that began a task was lost, for which the task may be the cause."""
 
 
-@final
 @dataclass(eq=False, slots=True)
 class SentTask:
     """A task that was given to workers.
@@ -105,7 +104,6 @@ class LossyWorkers(Executor):
         """Wait until some of these futures are done, and return them."""
         return wait(futures, return_when=FIRST_COMPLETED).done
 
-    @final
     def close(self) -> None:
         """Cancel what is not done, and give the warnings that are pending."""
         with self._lock:
@@ -166,7 +164,6 @@ class LossyWorkers(Executor):
 _MOST_LOSSES = 2  # one may be bad luck
 
 
-@final
 class OwnProcesses(LossyWorkers):
     """Processes of this machine. They are used from one thread, whose waiting keeps them at work.
 

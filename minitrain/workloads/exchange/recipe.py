@@ -10,14 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.files import read_json
 from minitrain.workloads.transformer import Transformer, models
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What a tool's arguments say, in the words of `simulate`.
