@@ -1,6 +1,6 @@
 """How far predictions are off: one value a row, and a summary a table.
 
-The tables of measurements in the package: what each holds, and what was fitted on it.
+The tables of measurements in the package: `tables.json` says what each holds, and what was fitted on it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.evidence.rows import Row, read_rows
+from minitrain.files import read_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,158 +223,8 @@ class PublishedTable:
     lacks: str = ""
 
 
-_ODD = "half of the rows"
-
 TABLES: Mapping[str, PublishedTable] = MappingProxyType(
-    {
-        table.name: table
-        for table in (
-            PublishedTable("c2", "one 22B layer, A100 (Korthikanti et al. 2022)"),
-            PublishedTable(
-                "e2", "stages of GPT, A100 (Qi et al. 2023)", f"platform zero-bubble, {_ODD}", "the attention's kernel"
-            ),
-            PublishedTable(
-                "b2",
-                "GPT 1.7B to 1T, A100 (Narayanan et al. 2021)",
-                lacks="microbatch sizes of January 2021 (the quickest that fits), chunks of table 2",
-            ),
-            PublishedTable("b3", "GPT 1B to 8B, V100 and A100 (Megatron-LM, 2020)"),
-            PublishedTable(
-                "b1",
-                "GPT 1.7B to 462B, H100 (Megatron-Core)",
-                lacks="microbatch sizes (taken as the quickest that fits), chunks (as one layer each)",
-            ),
-            PublishedTable(
-                "a1", "MPT 125M to 70B, A100 and H100 (MosaicML)", f"platforms eager-a100, eager-h100, {_ODD}"
-            ),
-            PublishedTable("a2", "MPT 125M to 30B, A100, older (MosaicML)", f"platform eager-a100, {_ODD}"),
-            PublishedTable("j1", "Llama 1.3B to 8.9B, one H100 node (nanotron)", f"platform nanotron, {_ODD}"),
-            PublishedTable("j3", "Llama, GPT, Nemotron, H100 (NVIDIA DGX Cloud)", f"platform nemo-h100, {_ODD}"),
-            PublishedTable(
-                "p1",
-                "Llama 3, DeepSeek-V3, Qwen3, H100 to GB300 (Megatron Bridge)",
-                lacks="what backward computes again of dense models (none)",
-            ),
-            PublishedTable(
-                "p2",
-                "Llama 3, DeepSeek-V3, Qwen3, H100 to GB300 (Megatron Bridge 26.02)",
-                lacks="what backward computes again of dense models (none)",
-            ),
-            PublishedTable(
-                "p3",
-                "Llama, GPT, Nemotron, H100 to GB300 (NeMo 24.09 to 25.07, Megatron Bridge 25.09 to 26.06)",
-                lacks="what backward computes again (none)",
-            ),
-            PublishedTable(
-                "p4",
-                "Qwen3 235B, DeepSeek-V3, Mixtral, H100 to GB300 (Megatron-Core, DeepSeek, Megatron Bridge 25.09)",
-                lacks="vpp of 8x22B (1), the microbatch of DeepSeek's own run (one sample)",
-            ),
-            PublishedTable(
-                "p5",
-                "DeepSeek-V3, Qwen3, gpt-oss, H100 to GB300 (Megatron Bridge 26.04 and 26.06, NeMo AutoModel)",
-                lacks="recipe of DeepSeek-V3 on B300",
-            ),
-            PublishedTable(
-                "r1",
-                "Llama 3.1 8B and 405B, GB200, GB300, MI355X (MLPerf 5.1)",
-                lacks="what backward computes again (none)",
-            ),
-            PublishedTable(
-                "r2",
-                "GPT of 175B, Llama 3.1 8B and 405B, H100 to GB300 (MLPerf 3.1 to 6.0)",
-                lacks="dropout of GPT (0.1), what backward computes again (none)",
-            ),
-            PublishedTable(
-                "u1",
-                "Llama 3.1 8B, Qwen2.5 7B, Qwen3 30B, MI300X, MI355X (Primus)",
-                lacks="recomputation and attention of 8B and 7B (those of its configs)",
-            ),
-            PublishedTable("d1", "Llama 8B to 405B, A100, H100, H200 (torchtitan)", "platform compiled-fsdp"),
-            PublishedTable(
-                "m1",
-                "GPT of 176B, A100 (BLOOM's prequel)",
-                f"platform bloom, {_ODD}",
-                "heads of 24 rows (of about 128)",
-            ),
-            PublishedTable("m2", "InternLM 7B, A100 (InternEvo)", f"platform internevo, {_ODD}"),
-            PublishedTable(
-                "m4", "GPT 5B and 175B, A100 (NeMo 23.04)", lacks="batch (that of the yaml), layout of 175B"
-            ),
-            PublishedTable(
-                "m5",
-                "GPT, Nemotron, Llama of 5B to 1T, A100 to GB200 (Megatron-LM 2022 to 2024, NeMo 24.03 to 25.07)",
-                lacks="microbatch of 11 rows (the quickest that fits), what backward computes again",
-            ),
-            PublishedTable("l1", "GPT 0.2B to 1.3B, one A100 node (vTrain)", lacks="whether timings are independent"),
-            PublishedTable("h1", "states by ZeRO's stage (Rajbhandari et al. 2020)"),
-            PublishedTable(
-                "t1",
-                "models of 16B to 512B, TPU v5e and v5p (MaxText)",
-                lacks="whether tokens count causal halves (they do not)",
-            ),
-            PublishedTable(
-                "t2", "Llama, GPT-3, Mistral, TPU v6e and v5p (MaxText recipes)", lacks="samples of two rows"
-            ),
-            PublishedTable("t3", "Llama 3.1 70B and 405B, TPU7x (MaxText recipes)"),
-            PublishedTable("t4", "22B and 52B, TPU v4 (MaxText)", lacks="heads, matrices of an MLP, attention"),
-            PublishedTable(
-                "t5",
-                "Llama 7B and 70B, Gemma 3, 1T, TPU v4 to v6e, Trainium 2 (AXLearn, TorchPrime, MaxText)",
-                "blind",
-                lacks="recomputation of older AXLearn and of TorchPrime",
-            ),
-            PublishedTable("t6", "DeepSeek-V3, Qwen3, gpt-oss, Mixtral, TPU v5p to TPU7x (MaxText)"),
-            PublishedTable("t7", "Llama to 16M tokens, Hunyuan 3, Qwen3, Llama 4, TPU v5p, TPU7x (MaxText)"),
-            PublishedTable("n4", "OPT and GPT-Neo, GH200 and mixed nodes (Sailor)", "layers' times are measured (n1)"),
-            PublishedTable(
-                "f1",
-                "Llama 2 of 7B to 70B, A100 and H100 (IBM, PyTorch FSDP)",
-                "blind",
-                "which blocks of 13B are recomputed (every second one)",
-            ),
-            PublishedTable(
-                "f2",
-                "Llama 3, H100 and MI300X (torchtitan at AWS and torchao; context parallelism, async TP)",
-                "platform compiled-fsdp",
-                lacks="power of torchao's H100, microbatch of AWS (the default)",
-            ),
-            PublishedTable(
-                "f3",
-                "Llama 3 of 7B to 175B, H200 (KempnerForge, FSDP2)",
-                "platform compiled-fsdp",
-                "interfaces of a node (one a device)",
-            ),
-            PublishedTable(
-                "f4",
-                "Llama 2 and 3, OLMo 2, A100 to B200 (IBM with torch.compile, OLMo-core, torchtitan, TinyLlama)",
-                "platform compiled-fsdp",
-                "ranks of OLMo-core's (one node), power of B200",
-            ),
-            PublishedTable(
-                "f5",
-                "Llama 1.8B to 405B, Qwen3 32B, A100 and H100 (LitGPT, torchtitan, IBM, Accelerate, ATorch)",
-                lacks="batch and checkpoints of IBM's, power of two clusters",
-            ),
-            PublishedTable(
-                "g1",
-                "Llama, GPT and mixtures of experts on one H100 (PyTorch, measured for this table)",
-                "kernels are listed as profiled",
-            ),
-            PublishedTable(
-                "z1",
-                "GPT 1.5B to 28.3B, zero-bubble pipelines, A100 (Qi et al. 2023)",
-                "blind",
-                "vocabulary and network between nodes",
-            ),
-            PublishedTable(
-                "z2",
-                "GPT 4B to 21B, vocabularies of 32k to 256k in 1F1B, A100 (Yeung et al. 2024)",
-                "blind",
-                "network between nodes",
-            ),
-        )
-    }
+    {name: PublishedTable(name, **told) for name, told in read_json(Path(__file__).with_name("tables.json")).items()}
 )
 """The tables by name, in the order of the report."""
 
