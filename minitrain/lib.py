@@ -2,43 +2,23 @@
 
 The specification is that of the course library from which minitrain descends: one dense layer as the workload, prices
 by a roofline, and an event log. Elsewhere in minitrain, "specified" means what these names do by it, to the last float.
+It is a file of its own, since programs name it.
 """
 
-from minitrain.engine.dist import Barrier, Dist
-from minitrain.engine.model import Model
-from minitrain.machine.predictor import RuntimePredictor
-from minitrain.operations import Event
-from minitrain.tensors import (
-    BLOCK_SIZE,
-    BYTES_PER_ELEMENT,
-    DATATYPE,
-    HIDDEN_SIZE,
-    Activation,
-    ActivationGrad,
-    Gatherable,
-    OptState,
-    Reduceable,
-    ReduceableGatherable,
-    Weight,
-    WeightGrad,
-)
-
-__all__ = [
-    "BLOCK_SIZE",
-    "BYTES_PER_ELEMENT",
-    "DATATYPE",
-    "HIDDEN_SIZE",
-    "Activation",
-    "ActivationGrad",
-    "Barrier",
-    "Dist",
-    "Event",
-    "Gatherable",
-    "Model",
-    "OptState",
-    "Reduceable",
-    "ReduceableGatherable",
-    "RuntimePredictor",
-    "Weight",
-    "WeightGrad",
-]
+from minitrain.engine.dist import Barrier as Barrier
+from minitrain.engine.dist import Dist as Dist
+from minitrain.engine.model import Model as Model
+from minitrain.machine.predictor import RuntimePredictor as RuntimePredictor
+from minitrain.operations import Event as Event
+from minitrain.tensors import BLOCK_SIZE as BLOCK_SIZE
+from minitrain.tensors import BYTES_PER_ELEMENT as BYTES_PER_ELEMENT
+from minitrain.tensors import DATATYPE as DATATYPE
+from minitrain.tensors import HIDDEN_SIZE as HIDDEN_SIZE
+from minitrain.tensors import Activation as Activation
+from minitrain.tensors import ActivationGrad as ActivationGrad
+from minitrain.tensors import Gatherable as Gatherable
+from minitrain.tensors import OptState as OptState
+from minitrain.tensors import Reduceable as Reduceable
+from minitrain.tensors import ReduceableGatherable as ReduceableGatherable
+from minitrain.tensors import Weight as Weight
+from minitrain.tensors import WeightGrad as WeightGrad

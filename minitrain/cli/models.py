@@ -34,8 +34,8 @@ from minitrain.run.strategy_loading import (
     strategies_of_file,
 )
 from minitrain.view.tables import facts_table, filled_table, plain_table
-from minitrain.workloads.shapes import RECOMPUTE
 from minitrain.workloads.transformer import Transformer, find_model, models, saved_bytes_per_token, summary
+from minitrain.workloads.workload import RECOMPUTE
 
 app = group("List and show the models that can be trained.")
 

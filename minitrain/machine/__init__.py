@@ -24,22 +24,15 @@ tasks that share devices and links, `heterogeneous` computes on devices of many 
 `minitrain.devices`, and so on.
 """
 
-from minitrain.machine.config import SystemConfig, load_config, shipped_configs
-from minitrain.machine.device import Memory, Processor, Rate
-from minitrain.machine.network import Network, select_tier
-from minitrain.machine.topology import FlatTopology, HierarchicalTopology, Topology, Transfer
-
-__all__ = [
-    "FlatTopology",
-    "HierarchicalTopology",
-    "Memory",
-    "Network",
-    "Processor",
-    "Rate",
-    "SystemConfig",
-    "Topology",
-    "Transfer",
-    "load_config",
-    "select_tier",
-    "shipped_configs",
-]
+from minitrain.machine.config import SystemConfig as SystemConfig
+from minitrain.machine.config import load_config as load_config
+from minitrain.machine.config import shipped_configs as shipped_configs
+from minitrain.machine.device import Memory as Memory
+from minitrain.machine.device import Processor as Processor
+from minitrain.machine.device import Rate as Rate
+from minitrain.machine.network import Network as Network
+from minitrain.machine.network import select_tier as select_tier
+from minitrain.machine.topology import FlatTopology as FlatTopology
+from minitrain.machine.topology import HierarchicalTopology as HierarchicalTopology
+from minitrain.machine.topology import Topology as Topology
+from minitrain.machine.topology import Transfer as Transfer

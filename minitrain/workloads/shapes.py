@@ -15,7 +15,7 @@ from math import prod
 from typing import Any, Literal
 
 from minitrain.errors import UsageError, count_fault, refuse, shown
-from minitrain.workloads.workload import RECOMPUTE, Recompute, modules_of
+from minitrain.workloads.workload import Recompute, modules_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,18 +134,6 @@ class Work:
         """Return the tokens that the rank holds between tensor-parallel operations: fewer with sequence parallelism."""
         parts = self.degrees.cp * self.degrees.sequence
         return self.num_samples * Cut("seq_len", self.seq_len).part(self.seq_len, parts, "cp x tp")
-
-
-__all__ = [
-    "RECOMPUTE",
-    "AttentionCore",
-    "Gemm",
-    "Projection",
-    "Recompute",
-    "SavedTensor",
-    "WeightShape",
-    "norm_weights",
-]
 
 
 ADAPTER = ".lora_"

@@ -39,8 +39,9 @@ from typing import Any
 
 from minitrain.errors import UsageError, closest, count_fault, refuse, shown
 from minitrain.workloads.architecture import Architecture, LatentAttention, Lora
-from minitrain.workloads.shapes import ADAPTER, RECOMPUTE, Cut, Projection, Recompute, SavedTensor, WeightShape, Work
+from minitrain.workloads.shapes import ADAPTER, Cut, Projection, SavedTensor, WeightShape, Work
 from minitrain.workloads.unit import Unit, attention_unit, embedding_unit, head_unit, mlp_unit, moe_unit, predicting
+from minitrain.workloads.workload import RECOMPUTE, Recompute
 
 
 def with_trained(model: Architecture, units: Iterable[Unit]) -> tuple[Unit, ...]:

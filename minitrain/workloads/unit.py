@@ -54,13 +54,12 @@ from minitrain.workloads.shapes import (
     Degrees,
     Gemm,
     Projection,
-    Recompute,
     SavedTensor,
     WeightShape,
     Work,
     norm_weights,
 )
-from minitrain.workloads.workload import as_recompute, modules_of
+from minitrain.workloads.workload import Recompute, as_recompute, modules_of
 
 Kind = Literal["embedding", "attention", "mlp", "moe", "head"]
 

@@ -11,9 +11,8 @@ import minitrain as mt
 from minitrain.lib import Model
 from minitrain.machine.predictor import RuntimePredictor
 from minitrain.tensors import Activation, ActivationGrad
-from minitrain.workloads.shapes import RECOMPUTE, Recompute
 from minitrain.workloads.transformer_workload import TransformerWorkload
-from minitrain.workloads.workload import PassMode
+from minitrain.workloads.workload import RECOMPUTE, PassMode, Recompute
 
 A, S, H, B, V = 4, 32, 64, 3, 96
 GPT = mt.Transformer(

@@ -11,8 +11,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.operations import STRIDE
-from minitrain.workloads.shapes import RECOMPUTE, Degrees, Recompute, Work
-from minitrain.workloads.workload import USUAL, Context
+from minitrain.workloads.shapes import Degrees, Work
+from minitrain.workloads.workload import RECOMPUTE, USUAL, Context, Recompute
 
 A, G, S, H, V, L, B = 8, 2, 128, 256, 512, 3, 2
 D = H // A

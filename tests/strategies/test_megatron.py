@@ -12,8 +12,8 @@ import pytest
 import minitrain as mt
 from minitrain.operations import STRIDE
 from minitrain.workloads.architecture import PRECISIONS
-from minitrain.workloads.shapes import RECOMPUTE, Degrees, Recompute, Work
-from minitrain.workloads.workload import USUAL
+from minitrain.workloads.shapes import Degrees, Work
+from minitrain.workloads.workload import RECOMPUTE, USUAL, Recompute
 
 A, S, H, V, L, B = 8, 96, 128, 256, 4, 2
 GPT = mt.Transformer(

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.workloads.shapes import WHOLE, Degrees, Recompute, Work
+from minitrain.workloads.shapes import WHOLE, Degrees, Work
 from minitrain.workloads.transformer_workload import TransformerWorkload
+from minitrain.workloads.workload import Recompute
 
 COUNT = st.integers(1, 6)
 

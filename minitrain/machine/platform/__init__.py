@@ -15,25 +15,12 @@ Open `platform` first, then `fair_sharing`.
 | `queueing` | closed forms of queues: latencies of M/M/c and M/D/1 |
 """
 
-from minitrain.machine.platform.links import ClusterLinks, VirtualNetworkLink
-from minitrain.machine.platform.platform import VirtualHardwarePlatform
-from minitrain.machine.platform.profile import (
-    ComputeResult,
-    ComputeTask,
-    HardwareResourceProfile,
-    TransferResult,
-    VirtualComputeDevice,
-    VirtualMemoryDevice,
-)
-
-__all__ = [
-    "ClusterLinks",
-    "ComputeResult",
-    "ComputeTask",
-    "HardwareResourceProfile",
-    "TransferResult",
-    "VirtualComputeDevice",
-    "VirtualHardwarePlatform",
-    "VirtualMemoryDevice",
-    "VirtualNetworkLink",
-]
+from minitrain.machine.platform.links import ClusterLinks as ClusterLinks
+from minitrain.machine.platform.links import VirtualNetworkLink as VirtualNetworkLink
+from minitrain.machine.platform.platform import VirtualHardwarePlatform as VirtualHardwarePlatform
+from minitrain.machine.platform.profile import ComputeResult as ComputeResult
+from minitrain.machine.platform.profile import ComputeTask as ComputeTask
+from minitrain.machine.platform.profile import HardwareResourceProfile as HardwareResourceProfile
+from minitrain.machine.platform.profile import TransferResult as TransferResult
+from minitrain.machine.platform.profile import VirtualComputeDevice as VirtualComputeDevice
+from minitrain.machine.platform.profile import VirtualMemoryDevice as VirtualMemoryDevice
