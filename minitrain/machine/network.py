@@ -4,8 +4,8 @@
 reached. How many bytes cross is the operation's row `[scalar, offset]`: `x = bytes * scalar`, then `x += (1/n * x) *
 offset` for n ranks. A ring, which moves (n-1)/n of the bytes a pass, is [1, -1] for all_gather and reduce_scatter and
 [2, -1] for all_reduce; a switch that reduces in flight is [1, 1] for all_reduce. `bytes` is always the full size of the
-tensor that the collective makes or consumes. Left out: the latency of each of a ring's steps, congestion, and the shape
-of the wires inside a tier, but for the axes of a torus.
+tensor that the collective makes or consumes. `latency_per_rank` is that of a ring's steps, where a config has one. Left
+out: congestion, and the shape of the wires inside a tier, but for the axes of a torus.
 
 Source: the format and the order of operations are Calculon's (Isaev et al., SC 2023; calculon/network.py of
 github.com/calculon-ai/calculon). Ring costs: Thakur, Rabenseifner and Gropp, "Optimization of Collective
@@ -153,6 +153,7 @@ class Network(ReadOnly):
         torus: how many axes the links have, where they form a torus: collectives among a part of its processors, which
             lie along some axes, have the links of those alone. None where any processors reach what all do.
         nics: network interfaces of a node, which its ranks share, for `MeasuredTopology`; None for one a processor.
+        latency_per_rank: seconds more of a collective for each rank but one: the steps of a ring through hosts.
         curves: prices by size, by operation, for `MeasuredTopology`; `time` does not use them.
     """
 
@@ -172,6 +173,7 @@ class Network(ReadOnly):
     processor_usage: Annotated[float, USAGE, Key(is_needed=True)] = 0.0
     torus: Annotated[int | None, WHOLE, "axes"] = None
     nics: Annotated[int | None, WHOLE] = None
+    latency_per_rank: Annotated[float, SECONDS, "s"] = 0.0
     curves: Annotated[
         Mapping[str, TransferCurve],
         Entries(
@@ -211,6 +213,8 @@ class Network(ReadOnly):
             seconds = self._derived(op, size_bytes, num_ranks)
         else:
             seconds = self._priced(self._row(op), size_bytes / self._axes_share(num_ranks), num_ranks)
+            if self.latency_per_rank:
+                seconds += self.latency_per_rank * (num_ranks - 1)
         return 0.0 if num_ranks == 1 else seconds
 
     def of_slice(self, num_ranks: int) -> Network:

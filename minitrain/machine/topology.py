@@ -245,6 +245,7 @@ def shifted(ranks: Sequence[int], shift: int) -> Sequence[int]:
 
 RING_OPS = frozenset(name for name, record in COLLECTIVES.items() if record.passes)
 TWO_LEVEL_OPS = frozenset(name for name, record in COLLECTIVES.items() if record.has_two_levels)
+_STOPPED = 0.99  # of a processor whose program waits: the most that a price may take
 _MOST_RECENT = 1 << 16  # rank tuples remembered by identity before starting over
 
 
@@ -521,16 +522,18 @@ class HierarchicalTopology:
             if not isinstance(is_faster, bool):  # of many machines, which need not agree on the algorithm
                 return Transfer(chosen(is_faster, nested, seconds), None, tier)
             if is_faster:
-                return Transfer(nested, "hierarchical", tier, self._usage(op, size_bytes, split, nested))
-        return Transfer(seconds, "ring" if op in RING_OPS else None, tier)
+                inside = self.tiers[0].time(op, size_bytes, split.most)
+                return Transfer(nested, "hierarchical", tier, self._usage(split, nested, inside))
+        return Transfer(seconds, "ring" if op in RING_OPS else None, tier, self._usage(split, seconds))
 
-    def _usage(self, op: str, size_bytes: float, split: Split, seconds: float) -> float | None:
-        """Return what a collective by two levels takes from compute: within slices of a torus, more than across."""
+    def _usage(self, split: Split, seconds: float, inside_s: float = 0.0) -> float | None:
+        """Return what a collective across slices of a torus takes from compute: more within them, and all to meet."""
         inner, outer = self.tiers[0], self.tiers[-1]
-        if not inner.torus or not seconds:
+        if not inner.torus or split.num_nodes == 1 or not seconds:
             return None
-        share = min(1.0, inner.time(op, size_bytes, split.most) / seconds)
-        return share * inner.processor_usage + (1 - share) * outer.processor_usage
+        inside = min(1.0, inside_s / seconds)
+        meets = min(1 - inside, (outer.latency + outer.latency_per_rank * (split.num_nodes - 1)) / seconds)
+        return inside * inner.processor_usage + meets * _STOPPED + (1 - inside - meets) * outer.processor_usage
 
     def shape(self, ranks: Sequence[int]) -> GroupShape:
         """Return the shape of a group, remembered by identity and by value."""

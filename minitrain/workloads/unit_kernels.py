@@ -192,6 +192,9 @@ element and for each sum along a row, with whose results XLA fuses nothing (`jax
 
 _LOSS_APART = (25, 26)
 """Bytes' worth of time of a logit: cast to single precision, logarithm of softmax; zeros, gradient, cast back."""
+_LOSS_BY_XLA = (8, 6)
+"""Bytes of a logit: read for the largest and for exponentials, which are kept in single precision; those, and gradients
+(`_cross_entropy_with_logits_fwd` of MaxText's `max_utils.py`)."""
 
 
 def _adam_apart(precision: Precision) -> int:
@@ -713,7 +716,8 @@ class _Lister:
         if self.style.fused_loss:
             return MemoryPass("loss", num_logits, 0 if is_backward else 10)
         usual = (9 * STATISTIC_BYTES + 2, 3 * STATISTIC_BYTES + 2)
-        passes = (_LOSS_APART if self.style.apart else usual)[is_backward]
+        usual = _LOSS_APART if self.style.apart else _LOSS_BY_XLA if self.style.by_xla else usual
+        passes = usual[is_backward]
         return MemoryPass("loss", num_logits, passes * self.style.eager)
 
     def _embedding(self, *, is_backward: bool) -> Iterator[MemoryPass]:

@@ -117,6 +117,14 @@ def test_the_flat_topology_prices_everything_on_its_tier() -> None:
     assert flat.collective("all_gather", SIZE, (5,)).seconds == 0.0
 
 
+def test_each_further_rank_of_a_ring_through_hosts_takes_its_latency() -> None:
+    hosts = tier(latency_per_rank=1e-3)
+    for op in ("all_reduce", "all_gather", "reduce_scatter"):
+        assert hosts.time(op, 8e9, 5) == pytest.approx(tier().time(op, 8e9, 5) + 4e-3, rel=1e-12)
+    assert hosts.time("p2p", 8e9, 2) == tier().time("p2p", 8e9, 2)
+    assert hosts.time("all_reduce", 8e9, 1) == 0
+
+
 def test_a_group_along_some_axes_of_a_torus_has_their_links_alone() -> None:
     torus = tier(512, torus=3, latency=0.0)
     for num_ranks, num_axes in ((8, 1), (64, 2), (512, 3)):

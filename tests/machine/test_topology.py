@@ -52,6 +52,21 @@ def test_hierarchical_all_reduce_equals_the_hand_computed_sum() -> None:
     assert price.seconds < RACK.time("all_reduce", 4 * GB, 8)
 
 
+def test_a_collective_across_slices_stops_compute_while_hosts_meet() -> None:
+    slices = replace(NODE, torus=2, processor_usage=0.5), replace(CLUSTER, latency_per_rank=0.05, processor_usage=0.02)
+    copies = HierarchicalTopology(slices, 16).collective("all_reduce", GB, (0, 4, 8, 12))
+    meeting = 0.1 + 3 * 0.05
+    stopped = copies.seconds * (copies.usage or 0)
+    assert stopped == pytest.approx(0.99 * meeting + 0.02 * (copies.seconds - meeting), rel=1e-9)
+    both = HierarchicalTopology(slices, 16).collective("all_gather", GB, range(16))
+    inside = slices[0].time("all_gather", GB, 4)
+    across = both.seconds - inside
+    stopped = both.seconds * (both.usage or 0)
+    assert stopped == pytest.approx(0.5 * inside + 0.99 * meeting + 0.02 * (across - meeting), rel=1e-9)
+    assert HierarchicalTopology(slices, 16).collective("all_gather", GB, range(4)).usage is None
+    assert net().collective("all_gather", GB, range(16)).usage is None  # nodes of no torus
+
+
 def test_hierarchical_gather_and_scatter_have_two_phases() -> None:
     inside, across = 0.001 + 3e9 / 100e9, 0.01 + 0.5e9 / 10e9
     for op in ("all_gather", "reduce_scatter"):

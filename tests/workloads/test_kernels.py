@@ -334,6 +334,7 @@ def test_maxtext_repeats_sorts_and_weights_copies_of_tokens_and_rounds_weights_w
     for kernels_of, tensors, fewer in ((forward_kernels, 4, 2), (backward_kernels, 5, 3)):
         assert traffic(kernels_of(GPT, attention, work(), xla), "softmax") == 2 * tensors * scores
         assert traffic(kernels_of(GPT, attention, work()), "softmax") == 2 * fewer * scores
+    assert traffic(loss_kernels(GPT, GPT.units()[-1], work(), xla), "loss") == (8 + 6) * tokens * GPT.vocab_size
     down = next(gemm for gemm in LLAMA.units()[2].gemms(work()) if gemm.name.endswith("down"))
     for scaling, num_bytes in (("delayed", 3), ("current", 5)):
         eight = replace(LLAMA, precision=replace(LLAMA.precision, weight_datatype="float8", scaling=scaling))
