@@ -33,9 +33,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate, count
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from minitrain.evidence.columns import listed
 from minitrain.evidence.errors_by_table import RowResult, tables_folder
 from minitrain.evidence.rows import LackingError, Row, device_of, machine_of
 from minitrain.machine.cluster import Cluster
@@ -51,24 +51,7 @@ if TYPE_CHECKING:
     from minitrain.run.result import Run
 
 
-COLUMNS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "fwd_ms": (
-            "row_id", "gpu", "gpu_mem_gb", "gpus_per_node", "intra_node", "inter_node", "model", "hidden", "n_heads",
-            "seq_len", "tp", "mbs", "experiment", "sp", "recompute", "fwd_ms", "bwd_ms", "combined_ms",
-        ),
-        "T_F_ms": (
-            "row_id", "gpu", "gpu_mem_gb", "gpus_per_node", "intra_node", "inter_node", "model", "n_layers", "hidden",
-            "n_heads", "seq_len", "mbs", "pp", "n_micro", "T_F_ms", "T_B_ms", "T_W_ms", "T_comm_ms",
-        ),
-        "zero_stage": ("row_id", "model", "n_params", "dp", "zero_stage", "mem_gb", "unit"),
-        "layers_by_stage": (
-            "case", "cluster", "model", "microbatch", "global_batch", "nodes", "pp", "dp", "layers_by_stage",
-            "replicas_by_stage", "replicas_by_stage (GPU x tp)", "iteration_s", "gradient_reduction_s",
-            "peak_memory_bytes",
-        ),
-    }
-)  # fmt: skip
+COLUMNS: Mapping[str, Sequence[str]] = listed()["of_clusters"]
 """The columns of each kind of table, by the one that it is known by; `notes` and `source` are in all."""
 
 _REPLICA = re.compile(r"\s*(\S+)\s+x(\d+)\s*")

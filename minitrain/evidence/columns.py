@@ -133,12 +133,12 @@ class Column:
 @cache
 def columns() -> Mapping[str, Column]:
     """Return the columns by name, in the order of a table."""
-    listed = _listed()
-    return MappingProxyType({name: _column(name, given, listed) for name, given in listed["columns"].items()})
+    return MappingProxyType({name: _column(name, given, listed()) for name, given in listed()["columns"].items()})
 
 
 @cache
-def _listed() -> dict[str, Any]:
+def listed() -> dict[str, Any]:
+    """Return what `columns.json` holds; with "of_clusters" and "of_real_runs", the columns of other tables."""
     text = resources.files("minitrain.evidence").joinpath("columns.json").read_text("utf-8")
     found: dict[str, Any] = json.loads(text)
     return found
@@ -193,7 +193,7 @@ def _apart(text: str) -> str:
 
 def is_not_stated(text: str) -> bool:
     """Return whether a cell says that it says nothing."""
-    return not text.strip() or text.strip().lower() in (*_listed()["not_stated"], "-", "none")
+    return not text.strip() or text.strip().lower() in (*listed()["not_stated"], "-", "none")
 
 
 @lru_cache(maxsize=4096)
@@ -297,7 +297,7 @@ def _span(words: Sequence[str], place: int, num_words: int) -> int:
 
 @cache
 def _nothing() -> tuple[str, ...]:
-    return tuple(" ".join(_words(text)) for text in _listed()["not_stated"])
+    return tuple(" ".join(_words(text)) for text in listed()["not_stated"])
 
 
 def _nearest(word: str, column: Column) -> tuple[str, float]:
@@ -330,7 +330,7 @@ def read_number(name: str, text: str) -> tuple[float | None, str]:
         >>> read_number("seq_len", "4096 tokens"), read_number("vpp", "not stated"), read_number("mbs", "4 (each)")
         ((4096.0, ''), (None, ''), (4.0, '(each)'))
     """
-    if is_not_stated(text) or any(text.strip().lower().startswith(start + " ") for start in _listed()["not_stated"]):
+    if is_not_stated(text) or any(text.strip().lower().startswith(start + " ") for start in listed()["not_stated"]):
         return None, ""
     column = columns().get(name, _ANY_NUMBER)
     found = _COUNTED.fullmatch(text.strip())

@@ -18,28 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.evidence.columns import listed
 from minitrain.evidence.errors_by_table import RowResult
 from minitrain.evidence.rows import LackingError, Row, read_rows
 from minitrain.files import write_text
 from minitrain.run.contributions import CALIBRATION_FILE, RUN_FILE, Contribution
 from minitrain.run.simulation import simulate
 
-COLUMNS: Mapping[str, str] = {
-    "row_id": "what the row is called",
-    "strategy": "a name with options (`megatron:tp=2`), or a file and its function, from the table's folder",
-    "world_size": "ranks",
-    "num_layers": "layers; those of the transformer if empty",
-    "global_batch_size": "samples of a step",
-    "workload": "`rows:512` for dense layers of that width, or a transformer",
-    "seq_len": "tokens of a sample of a transformer",
-    "precision": "of a transformer",
-    "hardware": "what predicts: a config, or a calibration beside the table",
-    "step_time_s": "the measured step, s",
-    "peak_memory_bytes": "what the allocator gave to tensors on the rank with most",
-    "machine": "on what it was measured",
-    "notes": "a remark",
-    "folder": "where files are looked for",
-}
+COLUMNS: Mapping[str, str] = listed()["of_real_runs"]
 """The columns of a table of real runs, and what each says."""
 
 _COUNTS = ("world_size", "num_layers", "global_batch_size", "seq_len")
