@@ -1,17 +1,12 @@
 """What a rank does without others: load, forward, loss, backward, update.
 
-This is the hot path of a simulation: whole tensors and layers that are alike. Three things are written out here that
-stand elsewhere too:
+This is the hot path of a simulation: whole tensors and layers that are alike. An operation asks first, by one
+expression, whether its call is a usual one, for which the laws hold. Where it is not, a function of
+`minitrain.engine.laws` accepts the remaining legal calls and raises for all others. Sizes of results are taken from the
+arguments or remembered, instead of measured by `Account.size`. tests/engine/test_quick_laws.py checks that all agree.
 
-- The laws: an operation checks them by one expression (`is_legal`) that holds for all usual calls. Where it does not
-  hold, a function of `minitrain.engine.laws` accepts the remaining legal calls and raises for all others.
-- The rows of the log, which are added without `RankState._record`.
-- The sizes of results, which are taken from the arguments or remembered, instead of measured by `Account.size`.
-
-They must agree with those places, which tests/engine/test_quick_laws.py checks.
-
-Prices come from tables (`minitrain.engine.state`) that stay empty where layers differ. So this path does not check
-for other kinds of layers and tensors: they fail the expression or are in no table, and go to functions of their own.
+Prices come from tables (`minitrain.engine.state`) that stay empty where layers differ. Other kinds of layers and
+tensors are in no table, and go to functions of their own.
 
 Attention computed in steps, where keys and values come from several ranks: by an all_gather, or round a ring.
 
@@ -57,8 +52,6 @@ from minitrain.engine.placed_passes import (
     keep_before_core,
     keep_of_steps,
     load_part,
-    may_backward,
-    may_forward,
     missing,
     mode_of_pass,
     output_of,
@@ -71,18 +64,11 @@ from minitrain.engine.placed_passes import (
 from minitrain.engine.placed_passes import mode_of_forward as known_mode
 from minitrain.engine.state import RankState
 from minitrain.errors import LawError
-from minitrain.operations import NO_SAMPLES, ON_COMPUTE
+from minitrain.operations import NO_SAMPLES
 from minitrain.operations.collectives import describe
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import singleton
-from minitrain.tensors.kinds import (
-    LocalWeight,
-    make_activation,
-    make_activation_grad,
-    make_opt_state,
-    make_weight,
-    make_weight_grad,
-)
+from minitrain.tensors.kinds import LocalWeight, of_size
 from minitrain.tensors.placed import (
     COPIES,
     PIECES,
@@ -144,14 +130,9 @@ class Computation(RankState):
         if found is None or self._entry is not None:
             return placed_passes.load(self, layer, shard, num_shards)
         price, units, state_units = found
-        time = self._time
-        self._rows.extend(
-            ("load_weights", layer, time, price, self._account.units, NO_SAMPLES, ON_COMPUTE, None, time, None)
-        )
-        self._time = time + price.seconds
-        shards = singleton(shard)
-        weight = make_weight(layer, self._num_layers, 0, shards, num_shards, units)
-        return weight, make_opt_state(layer, self._num_layers, 0, shards, num_shards, state_units)
+        self._record("load_weights", layer, price, NO_SAMPLES)
+        fields = layer, self._num_layers, 0, singleton(shard), num_shards
+        return of_size(Weight(*fields), units), of_size(OptState(*fields), state_units)
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
         """Hand in the trained weight of a layer (or this rank's shard of it).
@@ -190,34 +171,19 @@ class Computation(RankState):
         Raises:
             LawError: the weight is incomplete or not in a store, or something is of another layer.
         """
-        account = self._account
-        try:
-            units = inp._units
-            is_legal = (
-                weight.layer == layer == inp.layer
-                and weight._home is account
-                and len(weight.shards) == weight.num_shards
-                and weight.__class__ is Weight
-                and inp.__class__ is Activation
-            )
-        except AttributeError:  # no tensor, or one that was never in a store
-            is_legal = False
-        if not is_legal:
-            if not may_forward(self, layer, inp, weight):
-                if weight.__class__ in PIECES or inp.__class__ in COPIES:
-                    return forward_experts(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # copies of tokens
-                laws.require_inputs(self, "forward", layer, inp, weight)
-            if weight.__class__ is WeightPart or isinstance(inp, ActivationShard):
-                return forward_placed(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts, or a shard
-            units = account.units_of(inp)
+        if not laws.is_usual_forward(self, layer, inp, weight):
+            if weight.__class__ in PIECES or inp.__class__ in COPIES:
+                return forward_experts(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # copies of tokens
+            laws.require_inputs(self, "forward", layer, inp, weight)
+        if weight.__class__ is WeightPart or inp.__class__ is not Activation:
+            return forward_placed(self, layer, inp, weight, recompute or self._recompute)  # type: ignore[no-any-return]  # an Activation of parts, or a shard
         samples = inp.samples
         price = self._remembered.forwards.get(len(samples))
         if price is None:
             return placed_passes.forward(self, layer, inp, recompute)
-        time = self._time
-        self._rows.extend(("forward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
-        self._time = time + price.seconds
-        return make_activation(layer + 1, self._num_layers, samples, self._global_batch_size, units)
+        self._record("forward", layer, price, samples)
+        out = Activation(layer + 1, self._num_layers, samples, self._global_batch_size)
+        return of_size(out, self._account.units_of(inp))
 
     def loss(self, inp: Activation) -> ActivationGrad:
         """Return the gradient of the loss with respect to the model's output (free of cost).
@@ -252,41 +218,31 @@ class Computation(RankState):
         Raises:
             LawError: something is of another layer, of other samples, incomplete, or not in a store.
         """
-        account = self._account
-        try:
-            samples = inp.samples
-            units = grad._units
-            is_legal = (
-                weight.layer == layer == inp.layer == grad.layer
-                and weight._home is account
-                and inp._home is account
-                and grad._home is account
-                and (samples is grad.samples or samples == grad.samples)
-                and len(weight.shards) == weight.num_shards
-                and weight.__class__ is Weight
-                and inp.__class__ is Activation
-                and grad.__class__ is ActivationGrad
-            )
-        except AttributeError:  # as in forward
-            is_legal = False
-        if not is_legal:
-            if not may_backward(self, layer, inp, grad, weight):
-                if weight.__class__ in PIECES or inp.__class__ in COPIES:
-                    return backward_experts(self, "backward", layer, inp, grad, weight)
-                laws.require_inputs(self, "backward", layer, inp, grad, weight)
-            if weight.__class__ is WeightPart or isinstance(inp, ActivationShard) or inp.sequence != grad.sequence:
-                return backward_placed(self, "backward", layer, inp, grad, weight)
-            units = account.units_of(grad)
+        elsewhere = self._back_elsewhere("backward", layer, inp, grad, weight)
+        if elsewhere is not None:
+            return elsewhere
+        samples = inp.samples
         found = self._remembered.backwards.get(len(samples))
         if found is None:
             return placed_passes.backward(self, layer, inp, grad)
-        price, weight_grad_units = found
-        time = self._time
-        self._rows.extend(("backward", layer, time, price, account.units, samples, ON_COMPUTE, None, time, None))
-        self._time = time + price.seconds
-        batch = self._global_batch_size
-        weight_grad = make_weight_grad(layer, self._num_layers, samples, batch, weight_grad_units)
-        return weight_grad, make_activation_grad(layer - 1, self._num_layers, samples, batch, units)
+        price, units = found
+        self._record("backward", layer, price, samples)
+        of_batch = self._num_layers, samples, self._global_batch_size
+        grad_inp = ActivationGrad(layer - 1, *of_batch)
+        return of_size(WeightGrad(layer, *of_batch), units), of_size(grad_inp, self._account.units_of(grad))
+
+    def _back_elsewhere(self, op: str, layer: int, inp: Any, grad: Any, weight: Any) -> tuple[Any, Any] | None:
+        """Return both gradients of experts, parts or shards; None of whole layers, for which the laws hold."""
+        is_usual = laws.is_usual_backward(self, op, layer, inp, grad, weight)
+        if is_usual and weight.__class__ is not WeightPart:
+            return None
+        if weight.__class__ in PIECES or inp.__class__ in COPIES:
+            return backward_experts(self, op, layer, inp, grad, weight)
+        if not is_usual:
+            laws.require_inputs(self, op, layer, inp, grad, weight)
+        if weight.__class__ is WeightPart or isinstance(inp, ActivationShard) or inp.sequence != grad.sequence:
+            return backward_placed(self, op, layer, inp, grad, weight)
+        return None
 
     def backward_input(self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight) -> ActivationGrad:
         """Take a gradient back to a layer's input alone: the first half of a split backward (Qi et al. 2023).
@@ -296,19 +252,16 @@ class Computation(RankState):
         Returns:
             The gradient of the layer's input (an `ActivationGrad` of layer - 1).
         """
-        if not laws.is_usual_half(self, "backward_input", layer, inp, grad, weight):
-            if weight.__class__ in PIECES or inp.__class__ in COPIES:
-                return backward_experts(self, "backward_input", layer, inp, grad, weight)[1]
-            laws.require_inputs(self, "backward_input", layer, inp, grad, weight)
-            if weight.__class__ is WeightPart or isinstance(inp, ActivationShard) or inp.sequence != grad.sequence:
-                return backward_placed(self, "backward_input", layer, inp, grad, weight)[1]  # type: ignore[no-any-return]  # as above
+        elsewhere = self._back_elsewhere("backward_input", layer, inp, grad, weight)
+        if elsewhere is not None:
+            return elsewhere[1]  # type: ignore[no-any-return]  # of the input
         samples = inp.samples
         price = self._remembered.backward_inputs.get(len(samples))
         if price is None:
             return placed_passes.backward_input(self, layer, inp, grad)
         self._record("backward_input", layer, price, samples)
-        units = self._account.units_of(grad)
-        return make_activation_grad(layer - 1, self._num_layers, samples, self._global_batch_size, units)
+        grad_inp = ActivationGrad(layer - 1, self._num_layers, samples, self._global_batch_size)
+        return of_size(grad_inp, self._account.units_of(grad))
 
     def backward_weight(
         self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight | None = None
@@ -324,19 +277,16 @@ class Computation(RankState):
         Raises:
             LawError: something is of another layer, of other samples, or not in a store.
         """
-        if not laws.is_usual_half(self, "backward_weight", layer, inp, grad, weight):
-            if inp.__class__ in COPIES:
-                return backward_experts(self, "backward_weight", layer, inp, grad, weight)[0]
-            laws.require_inputs(self, "backward_weight", layer, inp, grad, weight)
-            if weight.__class__ is WeightPart or isinstance(inp, ActivationShard) or inp.sequence != grad.sequence:
-                return backward_placed(self, "backward_weight", layer, inp, grad, weight)[0]
+        elsewhere = self._back_elsewhere("backward_weight", layer, inp, grad, weight)
+        if elsewhere is not None:
+            return elsewhere[0]  # type: ignore[no-any-return]  # of the weight
         samples = inp.samples
         found = self._remembered.backward_weights.get(len(samples))
         if found is None:
             return placed_passes.backward_weight(self, layer, inp)
         price, units = found
         self._record("backward_weight", layer, price, samples)
-        return make_weight_grad(layer, self._num_layers, samples, self._global_batch_size, units)
+        return of_size(WeightGrad(layer, self._num_layers, samples, self._global_batch_size), units)
 
     def update(
         self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState
@@ -379,19 +329,14 @@ class Computation(RankState):
                 return update_piece(self, weight, weight_grad, opt_state)
             if weight.__class__ is WeightPart:
                 return update_part(self, weight, weight_grad, opt_state)
-        try:
-            units, state_units = weight._units, opt_state._units
-        except AttributeError:  # a shard that was never in a store
-            units, state_units = self._account.units_of(weight), self._account.units_of(opt_state)
         price = self._remembered.updates.get((len(shards), num_shards))
         if price is None:
             price = placed_passes.price_of_update(self, layer, weight)
-        time = self._time
-        self._rows.extend(("update", layer, time, price, self._account.units, samples, ON_COMPUTE, None, time, None))
-        self._time = time + price.seconds
-        updated = make_weight(layer, self._num_layers, weight.step + 1, shards, num_shards, units)
-        shards, num_shards = opt_state.shards, opt_state.num_shards
-        return updated, make_opt_state(layer, self._num_layers, opt_state.step + 1, shards, num_shards, state_units)
+        self._record("update", layer, price, samples)
+        units_of = self._account.units_of
+        updated = Weight(layer, self._num_layers, weight.step + 1, shards, num_shards)
+        state = OptState(layer, self._num_layers, opt_state.step + 1, opt_state.shards, opt_state.num_shards)
+        return of_size(updated, units_of(weight)), of_size(state, units_of(opt_state))
 
 
 _ALL = frozenset([0])

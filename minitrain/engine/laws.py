@@ -3,7 +3,7 @@
 Each function returns, or raises a `LawError` that names rule, values, rank, layer and remedy. An operation calls it
 before it logs anything and before any clock moves. The laws hold under `python -O` too, since they are no `assert`s.
 
-`minitrain.engine.computation` checks the usual calls by one quick expression first; both must agree.
+Usual calls, for which the laws hold, are known by one quick expression (`is_usual_forward`); both must agree.
 
 The law of samples: integers of the global batch, checked before anything is made of them.
 """
@@ -32,6 +32,7 @@ from minitrain.tensors.placed import (
     ActivationShard,
     TableGrad,
     WeightGradPart,
+    WeightPart,
     in_pieces,
 )
 
@@ -240,8 +241,22 @@ def _require_same_samples(model: RankState, op: str, layer: int, given: Mapping[
         raise broken(model, op, rule, layer, samples=(inp.samples, grad.samples))
 
 
-def is_usual_half(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight: Any) -> bool:
-    """Return whether half a backward is the usual one of a whole layer, for which the laws hold, in less time."""
+def is_usual_forward(model: RankState, layer: int, inp: Any, weight: Any) -> bool:
+    """Return whether a forward is the usual one of a layer or a part of it, for which the laws hold, in less time."""
+    try:
+        return (
+            weight.layer == layer == inp.layer
+            and weight._home is model._account
+            and len(weight.shards) == weight.num_shards
+            and weight.__class__ in _USUAL_WEIGHTS
+            and inp.__class__ is Activation
+        )
+    except AttributeError:  # no tensor, or one that was never in a store
+        return False
+
+
+def is_usual_backward(model: RankState, op: str, layer: int, inp: Any, grad: Any, weight: Any) -> bool:
+    """Return the same of a backward, or half of one."""
     account = model._account
     try:
         return (
@@ -251,17 +266,13 @@ def is_usual_half(model: RankState, op: str, layer: int, inp: Any, grad: Any, we
             and (inp.samples is grad.samples or inp.samples == grad.samples)
             and inp.__class__ is Activation
             and grad.__class__ is ActivationGrad
-            and (
-                op == "backward_weight"
-                if weight is None
-                else weight.layer == layer
-                and weight._home is account
-                and len(weight.shards) == weight.num_shards
-                and weight.__class__ is Weight
-            )
+            and (op == "backward_weight" if weight is None else is_usual_forward(model, layer, inp, weight))
         )
-    except AttributeError:  # no tensor, or one that was never in a store
+    except AttributeError:  # as in forward
         return False
+
+
+_USUAL_WEIGHTS = frozenset([Weight, WeightPart])
 
 
 def loss(model: RankState, inp: Any) -> None:

@@ -6,8 +6,6 @@ feature of layers or of tensors belongs here: there it costs nothing to those wh
 
 *Parts and shards* (`minitrain.tensors.placed`): where a layer works on each token by itself, a shard goes through it as
 an activation does, at its share of the cost; an attention is taken in steps (`minitrain.engine.computation`).
-`may_forward` and `may_backward` write out the laws of the usual passes of a part once more, for speed;
-tests/engine/test_quick_laws.py checks that they accept nothing that `laws` refuses.
 
 *What forward keeps for backward*, where layers differ: a layer's input stands for all that its forward keeps. From the
 forward on it has that size, in whatever store it is, and deleting it frees all of it. So a strategy that keeps inputs
@@ -303,30 +301,6 @@ def stepped(model: RankState, tensor: Any) -> Any:
 def missing(held: frozenset[int], needed: Iterable[int]) -> str:
     """Return which shards of those that are needed are not held, in words."""
     return ranges(set(needed) - held)
-
-
-def may_forward(model: RankState, layer: int, inp: Any, weight: Any) -> bool:
-    """Return whether a forward is the usual one of a part, for which the laws hold; others ask the laws."""
-    return bool(
-        weight.__class__ is WeightPart
-        and inp.__class__ is Activation
-        and weight.layer == layer == inp.layer
-        and len(weight.shards) == weight.num_shards
-        and getattr(weight, "_home", None) is model._account
-    )
-
-
-def may_backward(model: RankState, layer: int, inp: Any, grad: Any, weight: Any) -> bool:
-    """Return whether a backward is the usual one of a part, for which the laws hold; others ask the laws."""
-    account = model._account
-    return bool(
-        may_forward(model, layer, inp, weight)
-        and grad.__class__ is ActivationGrad
-        and grad.layer == layer
-        and (inp.samples is grad.samples or inp.samples == grad.samples)
-        and getattr(inp, "_home", None) is account
-        and getattr(grad, "_home", None) is account
-    )
 
 
 def load(model: RankState, layer: int, shard: int, num_shards: int) -> tuple[Weight, OptState]:

@@ -1,4 +1,4 @@
-"""What engine/computation.py writes out for speed agrees with what it stands for: the laws, and the rows of the log."""
+"""What engine/computation.py takes for a usual call keeps the laws; its rows and sizes are those of all others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 
 import minitrain as mt
 from minitrain.engine import laws
-from minitrain.engine.placed_passes import may_backward, may_forward
 from minitrain.errors import MinitrainError
 from minitrain.lib import Activation, ActivationGrad, Model, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import SequencePart
@@ -137,8 +136,12 @@ def variants_of_part(value: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("may_pass", "op", "names"),
     [
-        (may_forward, "forward", ("inp", "weight")),
-        (may_backward, "backward", ("inp", "grad", "weight")),
+        (laws.is_usual_forward, "forward", ("inp", "weight")),
+        (
+            lambda model, *values: laws.is_usual_backward(model, "backward", *values),
+            "backward",
+            ("inp", "grad", "weight"),
+        ),
     ],
 )
 def test_no_pass_through_a_part_that_looks_usual_breaks_the_law(
@@ -194,7 +197,7 @@ def log_one_of_each(model: Model) -> None:
         model.log_event(typ, 0, EVERYTHING)
 
 
-def test_rows_that_are_written_out_are_those_that_log_event_records() -> None:
+def test_the_rows_of_operations_are_those_that_log_event_records() -> None:
     quick, slow = (Model(num_layers=NUM_LAYERS, global_batch_size=BATCH) for _ in range(2))
     for _ in range(2):  # first the prices are not known, then they are remembered
         one_of_each(quick)

@@ -168,19 +168,3 @@ def test_tensors_are_followed_from_the_first_model_that_follows_them(
     assert kinds._enabled
     slot = "_content" if "numerics" in parameters else "_origin"
     assert all(hasattr(weight, slot) for model in run.models for weight in model.final_weights.values())
-
-
-@pytest.mark.parametrize(
-    ("make", "kind", "values"),
-    [
-        (kinds.make_weight, Weight, (1, 4, 2, frozenset([3]), 5)),
-        (kinds.make_opt_state, OptState, (1, 4, 2, frozenset([3]), 5)),
-        (kinds.make_weight_grad, WeightGrad, (1, 4, frozenset([3]), 5)),
-        (kinds.make_activation, Activation, (1, 4, frozenset([3]), 5)),
-        (kinds.make_activation_grad, ActivationGrad, (1, 4, frozenset([3]), 5)),
-    ],
-)
-def test_what_the_engine_makes_is_what_the_class_makes(make: Any, kind: type[Any], values: tuple[Any, ...]) -> None:
-    made, expected = make(*values, 7), kind(*values)
-    assert (type(made), made, made._units) == (kind, expected, 7)
-    assert FIELDS[kind](made) == FIELDS[kind](expected)
