@@ -1,8 +1,5 @@
 """The fields of tensors, and copies of them.
 
-The functions of the five kinds are written out and each has a code object of its own, since Python reads the slots of
-one class at one place in half the time of `attrgetter`. A strict run asks for fields at every operation.
-
 A copy of a tensor in the host's memory: what `offload` gives and `fetch` takes.
 
 It is no tensor to compute with. It says what was copied, so that `fetch` can make it again on the device. Its size is
@@ -20,47 +17,20 @@ from types import ModuleType
 from typing import Any, TypeVar
 
 from minitrain.tensors import compressed, kinds, placed
-from minitrain.tensors.kinds import (
-    KINDS,
-    Activation,
-    ActivationGrad,
-    OptState,
-    Tensor,
-    Weight,
-    WeightGrad,
-    passage_of,
-)
+from minitrain.tensors.kinds import Tensor, passage_of
 
 T = TypeVar("T")
 
 
-# The fields of the five kinds are written out, which takes less time than `attrgetter`.
-def _of_weight(tensor: Weight | OptState) -> tuple[Any, ...]:
-    return tensor.layer, tensor.layers, tensor.step, tensor.shards, tensor.num_shards
-
-
-def _of_weight_grad(grad: WeightGrad) -> tuple[Any, ...]:
-    return grad.layer, grad.layers, grad.samples, grad.total_samples, grad.shards, grad.num_shards
-
-
-def _of_activation(tensor: Activation | ActivationGrad) -> tuple[Any, ...]:
-    return tensor.layer, tensor.layers, tensor.samples, tensor.total_samples
-
-
 def _kinds_of(*modules: ModuleType) -> Iterator[Any]:
-    """Yield the kinds of tensor that some files define, beside the five."""
+    """Yield the kinds of tensor that some files define."""
     for found in [found for module in modules for found in vars(module).values()]:
         if isinstance(found, type) and issubclass(found, Tensor) and "__dataclass_fields__" in vars(found):
-            yield from () if found in KINDS else (found,)
+            yield found
 
 
 FIELDS: Mapping[type[Any], Callable[[Any], tuple[Any, ...]]] = {
-    Weight: _of_weight,
-    OptState: _of_weight,
-    Activation: _of_activation,
-    ActivationGrad: _of_activation,
-    WeightGrad: _of_weight_grad,
-    **{kind: attrgetter(*kind.__dataclass_fields__) for kind in _kinds_of(kinds, placed, compressed)},
+    kind: attrgetter(*kind.__dataclass_fields__) for kind in _kinds_of(kinds, placed, compressed)
 }
 """What returns the values of all fields of a tensor in order, by kind."""
 
