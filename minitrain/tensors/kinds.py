@@ -8,9 +8,6 @@ weight has `HIDDEN_SIZE ** 2` elements, an activation `HIDDEN_SIZE * BLOCK_SIZE`
   made of. `_content` is set by `minitrain.proof`: the numbers that the tensor stands for. `_origin` is set by
   `minitrain.run.strict`: which operation made the tensor. Both are unset in other runs.
 - **In a notebook** a tensor shows its layer, and which shards and samples it holds (`tensor_html`).
-- **By the thousand**: `make_...` do what the class of a tensor does, in less time, for whole layers of known size.
-  Calling a class looks for its `__init__`, which in a strict run also looks at who calls. The size goes into the slot
-  that measuring would fill. tests/tensors/test_tensors.py checks that results are the same.
 - **Local steps** (local SGD, DiLoCo): a replica's weight goes its own way between two meetings (`LocalWeight`). It
   knows which samples it has seen since, as a gradient does. So what it adds to the common weight, the difference of
   both, is a `WeightGrad` of these samples, and the laws of sums over samples hold for it: no replica twice, and none
