@@ -9,8 +9,7 @@ memory too; a tensor that both a store and a launched operation use is counted o
 - `JournalledStore` also writes down every change, for curves of memory by kind.
 - `KindStore`, where layers differ, also adds up what it holds of each kind (weights, gradients, optimizer state,
   activations, logits). `KindAccount` remembers the kinds at its high-water mark; what it holds beside tensors in stores
-  is buffers. The code of `Store` is written out there again with the additions, as this is the hot path of
-  transformers; other runs pay nothing. tests/engine/test_stores.py checks that both hold and count the same.
+  is buffers. Other runs pay nothing. tests/engine/test_stores.py checks that both hold and count the same.
 """
 
 from __future__ import annotations
@@ -430,6 +429,13 @@ class KindAccount(Account):
             self.move_logits(units - logits_of(tensor))
         super().mark_logits(tensor, units)
 
+    def count(self, value: Any, units: int) -> None:
+        """Count a tensor that is stored now by its kind, or one that is stored no longer: `units` are negative then."""
+        kind = _kind_of[value.__class__]
+        self.held[kind] += units
+        if kind == _ACTIVATIONS and self.has_logits:
+            self.move_logits(logits_of(value) if units > 0 else -logits_of(value))
+
     def move_logits(self, units: int) -> None:
         """Count so many more units of activations as logits."""
         self.held[_ACTIVATIONS] -= units
@@ -459,42 +465,17 @@ class KindStore(Store[V]):
     _account: KindAccount
 
     def __setitem__(self, key: Any, value: V) -> None:
-        account = self._account
-        try:
-            units = value._units  # type: ignore[attr-defined]  # a slot of tensors, as below
-        except AttributeError:
-            units = account.size(value)
-        size = len(self)
-        before = _keep(self, key, value)
-        if len(self) == size:  # the key was there
-            self._leave(before)
-            _replace(self, key, value)
-        value._home = account  # type: ignore[attr-defined]
-        if account.launched_tensors:
-            account.recount_launched(value, stored=True)
-        kind = _kind_of[value.__class__]
-        account.held[kind] += units
-        if kind == _ACTIVATIONS and account.has_logits and logits_of(value):
-            account.move_logits(logits_of(value))
-        account.units = total = account.units + units
-        if total > account.peak_units:
-            account.peak_units = total
+        account: Any = self._account
+        peak = account.peak_units
+        Store.__setitem__(self, key, value)  # in less time than `super` takes
+        account.count(value, value._units)  # type: ignore[attr-defined]  # a slot of tensors
+        if account.peak_units > peak:
             account.at_peak = account.held.copy()
-            if total > account.limit_units:
-                account.overflow()
 
     def _leave(self, value: Any) -> None:
         """Take a tensor's size off the account, as it is no longer stored."""
-        account = self._account
-        value._home = None
-        units = value._units
-        account.units -= units
-        kind = _kind_of[value.__class__]
-        account.held[kind] -= units
-        if kind == _ACTIVATIONS and account.has_logits and logits_of(value):
-            account.move_logits(-logits_of(value))
-        if account.launched_tensors:
-            account.recount_launched(value, stored=False)
+        self._account.count(value, -value._units)
+        Store._leave(self, value)
 
     def __delitem__(self, key: Any) -> None:
         self._leave(_take(self, key))
