@@ -216,8 +216,7 @@ _replace = dict.__setitem__
 class Store(dict[Any, V]):
     """A dict of tensors that keeps its rank's account.
 
-    Storing and freeing are what a simulation does most often. For speed, the code of `_leave` is written out where a
-    tensor is freed, and the tensor keeps its size and the account that it belongs to in slots.
+    Storing and freeing are what a simulation does most often, so a tensor keeps its size and its account in slots.
     """
 
     __slots__ = ("_account",)
@@ -247,12 +246,7 @@ class Store(dict[Any, V]):
                 account.overflow()
 
     def __delitem__(self, key: Any) -> None:
-        value: Any = _take(self, key)
-        account = self._account
-        value._home = None
-        account.units -= value._units
-        if account.launched_tensors:
-            account.recount_launched(value, stored=False)
+        self._leave(_take(self, key))
 
     def _leave(self, value: Any) -> None:
         """Take a tensor's size off the account, as it is no longer stored."""
@@ -476,6 +470,3 @@ class KindStore(Store[V]):
         """Take a tensor's size off the account, as it is no longer stored."""
         self._account.count(value, -value._units)
         Store._leave(self, value)
-
-    def __delitem__(self, key: Any) -> None:
-        self._leave(_take(self, key))
