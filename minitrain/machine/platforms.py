@@ -33,7 +33,7 @@ EXPOSED: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
         "none": {},
         "gradients": {"all_gather": 2 / 3, "reduce_scatter": 1 / 2, "all_reduce": 1 / 2},
-        "pieces": {"all_gather": 0.0, "reduce_scatter": 0.0},
+        "pieces": {"all_gather": 0.0, "reduce_scatter": 1 / 2},
     }
 )
 """The share of tensor parallelism's collectives that no multiplication hides, by how a framework overlaps them.
@@ -43,8 +43,25 @@ It scatters a sum forward and backward. With "gradients", which Megatron-Core al
 input runs beside the gradient of the input, and backward's sum beside that of the weight
 (`LinearWithGradAccumulationAndAsyncCommunication` of its `tensor_parallel/layers.py`). With "pieces", each
 multiplication is cut into as many as there are ranks, and copies between peers bring its rows, or take its sums away,
-meanwhile (PyTorch's asynchronous tensor parallelism, `torch/distributed/_symmetric_memory`).
+meanwhile (PyTorch's asynchronous tensor parallelism, `torch/distributed/_symmetric_memory`). What backward scatters is
+a sum of several products, which the compiler does not cut (pull request 149946 of github.com/pytorch/pytorch).
 """
+
+
+def exposed_share(overlap: str, op: str, scaling: str | None) -> float:
+    """Return the share of a collective of tensor parallelism that no multiplication hides.
+
+    Gathers are not cut where the product has a factor for each row (issue 149990 of github.com/pytorch/pytorch).
+
+    Args:
+        overlap: a key of `EXPOSED`.
+        op: the collective.
+        scaling: where factors of numbers in eight bits come from; None if there are none.
+
+    >>> exposed_share("pieces", "all_gather", "current"), exposed_share("pieces", "all_gather", "rowwise")
+    (0.0, 1.0)
+    """
+    return 1.0 if (overlap, op, scaling) == ("pieces", "all_gather", "rowwise") else EXPOSED[overlap].get(op, 1.0)
 
 
 _CHOICES: Mapping[str, Collection[Any]] = MappingProxyType(

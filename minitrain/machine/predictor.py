@@ -40,7 +40,7 @@ from minitrain.machine.network import (
     memory_bytes,
     select_tier,
 )
-from minitrain.machine.platforms import COMPONENTS, EXPOSED, UPDATE_BYTES
+from minitrain.machine.platforms import COMPONENTS, UPDATE_BYTES, exposed_share
 from minitrain.machine.price import (
     FREE,
     ROOFLINE,
@@ -470,10 +470,12 @@ class KernelPredictor(_ConfigPredictor):
             return replace(price, seconds=price.seconds + copies_s)
         if op == "all_to_all" and platform.dispatcher != "alltoall" and len(ranks) > 1 and has_experts(self.workload):
             return self._dispatch(size_bytes, ranks)
-        exposed = EXPOSED[platform.parts_overlap].get(op, 1.0)
+        precision = getattr(getattr(self.workload, "model", None), "precision", None)
+        exposed = exposed_share(platform.parts_overlap, op, getattr(precision, "scaling", None))
         if exposed * platform.parts_exposed == 1 or not self._are_neighbours(ranks):
             return super()._collective(op, size_bytes, ranks, algorithm)
-        wire_bytes = size_bytes * self._gathered_share() if op == "all_gather" else size_bytes
+        is_cast = op == "all_gather" and getattr(precision, "gathers_narrow", False)  # before, to half of the bits
+        wire_bytes = size_bytes / 2 if is_cast else size_bytes
         price = super()._collective(op, wire_bytes, ranks, algorithm)
         hidden = (1 - exposed) and self._not_hidden(op, price.seconds, size_bytes, len(ranks))
         longer = exposed * price.seconds + (1 - exposed) * hidden
@@ -496,11 +498,6 @@ class KernelPredictor(_ConfigPredictor):
         slowed = self._inner.processor_usage * seconds
         beside = gradients_beside(self.device, self.workload, op, size_bytes, num_parts)
         return sum(larger(slowed, seconds - each) for each in beside) / len(beside) if beside else slowed
-
-    def _gathered_share(self) -> float:
-        """Return the share of their bytes that gathers send: half where they are cast before, to fewer bits."""
-        precision = getattr(getattr(self.workload, "model", None), "precision", None)
-        return 0.5 if getattr(precision, "gathers_narrow", False) else 1.0
 
     def _are_neighbours(self, ranks: Sequence[int]) -> bool:
         """Return whether ranks are those of one tensor-parallel group: one after another, within a node."""

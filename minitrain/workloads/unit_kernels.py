@@ -117,7 +117,7 @@ def eight_bit_passes(
         gemm: the multiplication, forward.
         style: how a framework runs it, and whether the device needs transpositions.
         scaling: where scaling factors come from, a key of `_SCALING_BYTES`.
-        share: of the tokens between layers that this rank has: below 1 where the sequence is divided there.
+        share: of the tokens between layers that this rank casts: below 1 where they are gathered in eight bits.
         is_backward: which pass.
         is_attention: whether it is one of an attention's.
     """
@@ -561,7 +561,7 @@ class _Lister:
                 gemm,
                 self.style,
                 precision.scaling,
-                self.work.num_tokens_between / self.work.num_tokens,
+                1.0 if precision.scaling == "rowwise" else self.work.num_tokens_between / self.work.num_tokens,
                 is_backward=is_backward,
                 is_attention=is_attention,
             )

@@ -174,3 +174,12 @@ def test_a_processor_loads_weights_from_its_own_memory() -> None:
 def test_each_core_that_frameworks_count_as_a_device_gathers_weights(hardware: str, num_cores: int) -> None:
     predictor = KernelPredictor(4, hardware, Pricing("kernels", "xla"), workload=find_workload("llama3-8b"))
     assert predictor.style.num_gathered == num_cores
+
+
+def test_asynchronous_parts_cut_the_sums_of_forward_alone() -> None:
+    def seconds(overlap: str) -> float:
+        pricing = Pricing("kernels", platform=f"compiled-fsdp:parts_overlap={overlap}")
+        predictor = KernelPredictor(8, "h100_80g_nvl8", pricing, workload=find_workload("llama3-8b"))
+        return predictor.collective("reduce_scatter", 2.0 * 16 * 8192 * 4096, range(8)).seconds
+
+    assert seconds("none") > seconds("pieces") > seconds("none") / 2

@@ -255,6 +255,15 @@ def test_what_another_library_activates_is_cast_by_itself(scaling: str, more: in
     assert apart - within == more * down.m * down.k
 
 
+def test_tokens_with_a_factor_of_each_row_are_cast_after_they_are_gathered() -> None:
+    model = replace(LLAMA, precision=replace(LLAMA.precision, weight_datatype="float8", scaling="rowwise"))
+    apart, along = (
+        traffic(forward_kernels(model, model.units()[2], work(tp=4, sequence_parallel=is_along)), "scaling")
+        for is_along in (False, True)
+    )
+    assert apart == along
+
+
 def test_weights_with_a_factor_of_each_row_are_cast_in_each_pass() -> None:
     mlp = LLAMA.units()[2]
     down = next(gemm for gemm in mlp.gemms(work()) if gemm.name.endswith("down"))
