@@ -588,9 +588,9 @@ def _of_device(row: Row, system: SystemConfig) -> Iterator[Assumption]:
         yield Assumption(f"gpu of {facts['power_w']:.0f} W: its clock by the cube root of its power", is_open=True)
     if power is not None and facts.get("power_w", 0) > power.tdp_W:
         yield Assumption(f"gpu of {facts['power_w']:.0f} W: as {system.name} at {power.tdp_W:.0f} W", is_open=True)
-    if system.kernels is None:
-        text = f"kernels of {system.name}: estimated from its data sheet, which may miss a step by a quarter"
-        yield Assumption(text, is_open=True)
+    if system.kernels is None or system.sheet.device_class == "asic":
+        how = "a third, as of Trainium 1's steps" if system.kernels else "a quarter, as estimated from its data sheet"
+        yield Assumption(f"kernels of {system.name}: may miss a step by {how}", is_open=True)
     others = {name: memory for name, memory, _ in facts.get("others", ())}
     usual = others.get(system.name, facts.get("usual_memory"))
     if facts.get("memory", usual) != usual:

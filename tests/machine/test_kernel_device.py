@@ -38,11 +38,11 @@ def causal(length: int, num_heads: int, **changes: Any) -> FlashAttention:
     )
 
 
-def test_twenty_devices_say_what_their_kernels_reach() -> None:
+def test_twenty_one_devices_say_what_their_kernels_reach() -> None:
     measured = {"a100", "b200", "gb200", "gh200", "h100", "h200", "l40s", "mi300x", "v100"}
-    families = measured | {"b300", "gb300", "mi325x", "mi355x", "tpu"}
+    families = measured | {"b300", "gb300", "mi325x", "mi355x", "tpu", "trn2"}
     assert {name.split("_")[0] for name in PRICED} == families
-    assert len(PRICED) == 20
+    assert len(PRICED) == 21
 
 
 def test_a_full_wave_takes_its_tiles_and_their_prologue() -> None:
@@ -237,9 +237,9 @@ def test_what_a_device_does_not_have_is_named_with_what_it_has() -> None:
         A100.kernel_seconds(causal(128, 1, generation="flash3"))
     with pytest.raises(
         HardwareConfigError,
-        match=r'trn2 has no key kernels; use fidelity="roofline", or one of a100_40g, .*, v100_32g_nvl8',
+        match=r't4 has no key kernels; use fidelity="roofline", or one of a100_40g, .*, v100_32g_nvl8',
     ):
-        KernelDevice(load_config("trn2"))
+        KernelDevice(load_config("t4"))
     with pytest.raises(UsageError, match="a kernel's price has no term 'luck'; use waves, prologue"):
         A100.rates.without("luck")
 
