@@ -282,14 +282,17 @@ class _InSlot:
         derive(self, result, how, parent, other)
 
 
+@dataclass(slots=True, weakref_slot=True, eq=False, repr=False)
 class Origin(_InSlot):
     """The origin of a valid tensor of a rank, and the buffer behind it and perhaps others; it is the owner's.
 
-    `new_origin` makes them.
+    It is made when the tensor comes out of an operation, and counts as memory from then on.
 
-    Attributes:
+    Args:
         ledger: the rank's.
         units: how much the buffer holds, in units; 0 for a view while the whole tensor lives.
+        fields: the values of the tensor's fields.
+        step: the step of the weights that it was computed with, or its own; None for an input of the model.
         line: the line of the strategy that made it.
         holders: number of entries of stores, and of launched operations, that hold it.
         version: its latest overwriting, None if there was none.
@@ -297,27 +300,21 @@ class Origin(_InSlot):
         views: the shards cut from it, by (shard, num_shards).
     """
 
-    __slots__ = (
-        "__weakref__",
-        "fields",
-        "holders",
-        "ledger",
-        "line",
-        "outdated_version",
-        "step",
-        "units",
-        "usable_by",
-        "version",
-        "views",
-    )
-
     ledger: Ledger
     units: int
+    fields: Fields
+    step: int | None
     line: Line
-    holders: int
-    version: Overwrite | None
-    outdated_version: Overwrite | None
-    views: dict[tuple[int, int], ReferenceType[View]] | None
+    usable_by: Ledger | None = field(init=False)
+    holders: int = 0
+    version: Overwrite | None = None
+    outdated_version: Overwrite | None = None
+    views: dict[tuple[int, int], ReferenceType[View]] | None = None
+
+    def __post_init__(self) -> None:
+        self.usable_by = self.ledger
+        self.line.outside += self.units
+        self.ledger.grow(self.units)
 
     def __del__(self) -> None:
         ledger, units = self.ledger, self.units
@@ -465,16 +462,10 @@ class View(Origin):
         step: int | None,
         line: Line,
     ) -> None:
-        self.ledger = self.usable_by = whole.ledger
-        self.units = 0
-        self.line = line
-        self.fields = fields
-        self.step = step
-        self.holders = 0
+        super().__init__(whole.ledger, 0, fields, step, line)
         version = whole.version
         is_kept = isinstance(version, PartialOverwrite) and version.keeps(*place, version.before)
         self.version = version.before if is_kept else version  # type: ignore[union-attr]  # a partial one has it
-        self.views = None
         self.place = place
         self.size = units
         self.whole: ReferenceType[Origin] | None = ref(whole)
@@ -573,34 +564,6 @@ class Unusable(_InSlot):
         result._origin = self
 
 
-def new_origin(ledger: Ledger, units: int, fields: Fields, step: int | None, line: Line) -> Origin:
-    """Return the origin of a tensor that has just come out of an operation, which counts as memory from now on.
-
-    Args:
-        ledger: the rank's.
-        units: how much the tensor holds, in units.
-        fields: the values of its fields.
-        step: the step of the weights that it was computed with, or its own; None for an input of the model.
-        line: what made it.
-    """
-    origin = Origin()  # without `__init__`, which would take as long as all of this
-    origin.ledger = origin.usable_by = ledger
-    origin.units = units
-    origin.line = line
-    origin.fields = fields
-    origin.step = step
-    origin.holders = 0
-    origin.version = None
-    origin.views = None
-    line.outside += units
-    ledger.units = total = ledger.units + units
-    if total > ledger.peak_units:
-        ledger.peak_units = total
-        if total > ledger.limit_units:
-            ledger.overflow()
-    return origin
-
-
 def derive(origin: Any, result: Any, how: str, parent: Any, other: Any) -> None:
     """Follow a tensor that a strategy itself makes of one or two others.
 
@@ -626,7 +589,7 @@ def derive(origin: Any, result: Any, how: str, parent: Any, other: Any) -> None:
         raise laws.different_steps(ledger.rank, how, parent, other)
     if how == "combine":  # a copy, with a buffer of its own
         line = ledger.lines.calling()
-        result._origin = new_origin(ledger, ledger.units_of(result), fields, origin.step, line)
+        result._origin = Origin(ledger, ledger.units_of(result), fields, origin.step, line)
         return
     if not isinstance(parent, PARTIAL) and num_summed(result) != num_summed(parent) + num_summed(other):
         raise laws.counted_twice(ledger.rank, parent, other)

@@ -30,7 +30,7 @@ from minitrain.operations import FETCH, OFFLOAD, ON_HOST, PRICE, RECV, SEND, STR
 from minitrain.operations.collectives import COLLECTIVES, Collective
 from minitrain.operations.computations import COMPUTATIONS, names_of
 from minitrain.run.strict import laws
-from minitrain.run.strict.buffers import Alias, LaunchHold, Ledger, Line, Overwrite, Unusable, new_origin
+from minitrain.run.strict.buffers import Alias, LaunchHold, Ledger, Line, Origin, Overwrite, Unusable
 from minitrain.tensors import FIELDS, KINDS, clone
 from minitrain.tensors.fields import OnHost
 from minitrain.tensors.kinds import LocalWeight
@@ -126,15 +126,13 @@ class StrictAccounting(Observer):
             if op == "update" and model._semantics is not None and model._semantics.delay:
                 weight, state = results  # the weight is a new one, since the older is still needed
                 line = ledger.lines.calling()
-                weight._origin = new_origin(
-                    ledger, ledger.units_of(weight), FIELDS[LocalWeight](weight), weight.step, line
-                )
+                weight._origin = Origin(ledger, ledger.units_of(weight), FIELDS[LocalWeight](weight), weight.step, line)
                 given, results = (*given[:2], given[3]), (state,)
             self._after_update(ledger, op, given, results)
         elif op in _COMPRESSING:
             first = made[0]
             fields, line = FIELDS[first.__class__](first), ledger.lines.calling()
-            first._origin = new_origin(ledger, first._units, fields, ledger.step, line)
+            first._origin = Origin(ledger, first._units, fields, ledger.step, line)
             self._after_update(ledger, op, given, made[1:])
         elif op == "set_final_weight":
             _keep_a_copy(model, ledger, *given)
@@ -147,12 +145,8 @@ class StrictAccounting(Observer):
         """Give each result a buffer of its own."""
         line, step = ledger.lines.calling(), 0 if op in _LOADS else ledger.step
         for tensor in made:
-            try:
-                units = tensor._units
-            except AttributeError:
-                units = ledger.units_of(tensor)
             fields = _fields_of(tensor.__class__)(tensor)  # type: ignore[misc]  # a kind that operations make
-            tensor._origin = new_origin(ledger, units, fields, step, line)
+            tensor._origin = Origin(ledger, ledger.units_of(tensor), fields, step, line)
 
     @staticmethod
     def _after_with_table(ledger: Ledger, op: str, gradient: Any, made: Any) -> None:
@@ -456,7 +450,7 @@ def _count_since_launch(operation: Any, results: Sequence[Any]) -> None:
 def _receive(operation: Any, result: Any, fields: tuple[Any, ...], step: int | None, line: Line) -> None:
     """Count what came from other ranks; an operation that was launched holds it."""
     ledger = operation.model._meter
-    result._origin = new_origin(ledger, ledger.units_of(result), fields, step, line)
+    result._origin = Origin(ledger, ledger.units_of(result), fields, step, line)
     hold = ledger.holds.get(operation.row)
     if hold is not None:
         hold.add_result(ledger, result)
