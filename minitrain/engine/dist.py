@@ -200,19 +200,6 @@ class Communicator:
         busy_until: when the stream has finished all it was given, s; kept here for whoever prices collectives.
     """
 
-    __slots__ = (
-        "_indices",
-        "_num_started",
-        "barrier",
-        "busy_until",
-        "host",
-        "is_world",
-        "pending",
-        "ranks",
-        "size",
-        "stream",
-    )
-
     def __init__(self, host: Dist, ranks: tuple[int, ...], barrier: Barrier, *, is_world: bool) -> None:
         self.host = ref(host)
         self.ranks = ranks

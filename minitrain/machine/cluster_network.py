@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise, product
 from operator import itemgetter
@@ -71,6 +71,7 @@ class Slowest:
         return max(self.tiers, key=lambda tier: tier.time(op, size_bytes, num_ranks))
 
 
+@dataclass(eq=False)
 class ClusterNetwork:
     """Prices what the ranks of a run on a cluster do together.
 
@@ -84,36 +85,29 @@ class ClusterNetwork:
 
     kind: ClassVar[str] = "hierarchical"
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        places: Places,
-        predictors: Mapping[str, Predictor],
-        tiers: Mapping[str, Sequence[Network]],
-        *,
-        is_free: bool = False,
-    ) -> None:
-        self.cluster = cluster
-        self.places = places
-        self.num_nodes = len(set(places.nodes))
-        self._predictors = predictors
-        self._tiers = tiers
-        self._is_free = is_free
+    cluster: Cluster
+    places: Places
+    predictors: Mapping[str, Predictor]
+    tiers: Mapping[str, Sequence[Network]]
+    is_free: bool = False
+
+    def __post_init__(self) -> None:
+        self.num_nodes = len(set(self.places.nodes))
         self.collective = cache(self._collective)
         self.p2p = cache(self._p2p)
 
     def accounts(self) -> Mapping[int, Callable[[], Account]]:
         """Return what explains each price within a group, by the price's id."""
-        return {key: found for each in self._predictors.values() for key, found in accounts_of(each).items()}
+        return {key: found for each in self.predictors.values() for key, found in accounts_of(each).items()}
 
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
         """Price a collective among some ranks, by an algorithm or by the network's choice."""
         self._check(ranks)
         groups = self.places.groups_of(ranks)
         if len(groups) == 1:
-            own = self._predictors[groups.pop()]
+            own = self.predictors[groups.pop()]
             return own.collective(op, size_bytes, self.places.local(ranks), algorithm)
-        if self._is_free:
+        if self.is_free:
             return Price(0.0, size_bytes)
         return self._between_groups(op, size_bytes, ranks, algorithm)
 
@@ -122,8 +116,8 @@ class ClusterNetwork:
         self._check((source, dest))
         here, there = self.places.group(source), self.places.group(dest)
         if here == there:
-            return self._predictors[here].p2p(op, size_bytes, *self.places.local((source, dest)))
-        if self._is_free:
+            return self.predictors[here].p2p(op, size_bytes, *self.places.local((source, dest)))
+        if self.is_free:
             return Price(0.0, size_bytes)
         link = Slowest(self._hop(self.places.nodes[source], self.places.nodes[dest], None))
         tier = link.tier("p2p", size_bytes, 2)
@@ -156,7 +150,7 @@ class ClusterNetwork:
         """Yield the links inside the nodes that have two members or more."""
         groups = {self.places.group_of_node(node) for node, number in members.items() if number > 1}
         for name in sorted(groups):
-            yield self._tiers[name][0]
+            yield self.tiers[name][0]
 
     def _across(self, members: Counter[int], rails: Counter[int] | None) -> Iterator[Network]:
         """Yield the hops between nodes, the last one back to the first."""
@@ -176,7 +170,7 @@ class ClusterNetwork:
         first, second = self.places.group_of_node(here), self.places.group_of_node(there)
         for node, name in ((here, first), (there, second)):
             if first == second:
-                tier = self._tiers[name][-1]
+                tier = self.tiers[name][-1]
                 yield tier if rails is None else _wider(tier, rails[node])
             else:
                 link, group = self.cluster.link(first, second), self.cluster.group(name)

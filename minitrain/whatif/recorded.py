@@ -321,6 +321,7 @@ class Recorded:
         return EventLog(log.rank, rows)
 
 
+@dataclass(eq=False)
 class TimedLog:
     """A log whose events have a time for each machine.
 
@@ -333,22 +334,16 @@ class TimedLog:
         computes: whether it is on the compute stream.
     """
 
-    def __init__(
-        self,
-        rows: Sequence[Any],
-        times: Floats,
-        begin: Ints,
-        end: Ints,
-        lasts: Callable[[Ints], Floats],
-        computes: Bools,
-    ) -> None:
-        self.rows = rows
-        self.computes = computes
-        self._times, self._begin, self._end, self._lasts = times, begin, end, lasts
+    rows: Sequence[Any]
+    times: Floats
+    begin: Ints
+    end: Ints
+    lasts: Callable[[Ints], Floats]
+    computes: Bools
 
     def intervals(self, first: int = 0) -> tuple[Floats, Floats]:
         """Return when events begin and end from some event on, s, (num_events, num_machines) each."""
-        return self._times[self._begin[first:]], self._times[self._end[first:]]
+        return self.times[self.begin[first:]], self.times[self.end[first:]]
 
     @cached_property
     def work(self) -> tuple[Floats, Floats]:
@@ -368,8 +363,8 @@ class TimedLog:
         places = np.flatnonzero([typ in PASSES for typ in self.rows[TYP::STRIDE]])
         if not len(places):
             return None
-        starts, ends = self._times[self._begin[places]], self._times[self._end[places]]
-        return starts.min(axis=0), np.maximum(ends.max(axis=0), 0.0), added_in_order(self._lasts(places))
+        starts, ends = self.times[self.begin[places]], self.times[self.end[places]]
+        return starts.min(axis=0), np.maximum(ends.max(axis=0), 0.0), added_in_order(self.lasts(places))
 
 
 def in_order(starts: Floats, ends: Floats, labels: Any) -> tuple[Floats, Floats, Any]:
