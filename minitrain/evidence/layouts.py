@@ -292,15 +292,18 @@ def _by_what_is_kept(row: Row, kept: frozenset[str]) -> str:
         LackingError: a part of a multiplication is kept.
     """
     again = [module for module, ways in _KEPT.items() if not any(way <= kept for way in ways)]
-    for module in again:
+    has_experts = (row.number("n_experts") or 0) > 1
+    if kept & _GATED and not has_experts:  # one of both
+        again = ["mlp_up" if module == "mlp" else module for module in again]
+    for module in _KEPT.keys() & {*again}:
         if partly := kept & set().union(*_KEPT[module]):
             raise LackingError(
                 f"recompute is {row.text('recompute')!r:.80}, which keeps {', '.join(sorted(partly))} alone of a "
                 f"multiplication; name all of {', '.join(sorted(_KEPT[module][0]))}, or none"
             )
-    if len(again) == len(_KEPT):
+    if again == [*_KEPT]:
         return "full"
-    experts = ["moe"] * ("mlp" in again and (row.number("n_experts") or 0) > 1)
+    experts = ["moe"] * ("mlp" in again and has_experts)
     return as_recompute("+".join(["layernorm", "mlp_act", *again, *experts]))
 
 

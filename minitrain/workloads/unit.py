@@ -190,7 +190,7 @@ class Unit:
         if self.is_repeated(recompute):
             return self.projections
         modules = modules_of(recompute)
-        if "op" in modules:
+        if "op" in modules or (self.kind == "mlp" and "mlp_up" in modules):
             return self.every_other if self.has_backward else ()
         return tuple(
             projection
@@ -586,10 +586,11 @@ def _saved_by_mlp(
     """
     sizes, own = model.precision, tuple[str, ...]()
     if model.mlp != "relu":
+        one = ("mlp_up",) if act else ()
         own = (f"{prefix.replace('expert ', 'experts.').replace('shared ', 'shared.')}down",)
         yield SavedTensor(f"{prefix}activation input", size, sizes.activation_bytes, cut, again)
         if model.is_gated:
-            yield SavedTensor(f"{prefix}activation factor", size, sizes.activation_bytes, cut, (*again, "op"))
+            yield SavedTensor(f"{prefix}activation factor", size, sizes.activation_bytes, cut, (*again, *one, "op"))
         again = (*again, *act, "op")
         if model.gate_clamp is not None:
             yield SavedTensor(f"{prefix}clamped inputs", 2 * size, sizes.activation_bytes, cut, again)

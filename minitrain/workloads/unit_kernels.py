@@ -190,11 +190,9 @@ _SOFTMAX, _SOFTMAX_BY_XLA = (2, 3), (4, 5)
 """Tensors of scores that softmax reads and writes, forward and backward: by one kernel, or with a pass for the largest
 element and for each sum along a row, with whose results XLA fuses nothing (`jax.nn.softmax`)."""
 
-_LOSS_APART = (25, 26)
-"""Bytes' worth of time of a logit: cast to single precision, logarithm of softmax; zeros, gradient, cast back."""
-_LOSS_BY_XLA = (8, 6)
-"""Bytes of a logit: read for the largest and for exponentials, which are kept in single precision; those, and gradients
-(`_cross_entropy_with_logits_fwd` of MaxText's `max_utils.py`)."""
+_LOSS_APART, _LOSS_BY_XLA = (25, 26), (8, 6)
+"""Bytes' worth of time of a logit: cast to single precision, logarithm of softmax; zeros, gradient, cast back. Of XLA
+the largest, exponentials kept in single precision; gradients of these (`cross_entropy_with_logits` of MaxText)."""
 
 
 def _adam_apart(precision: Precision) -> int:
@@ -717,8 +715,7 @@ class _Lister:
             return MemoryPass("loss", num_logits, 0 if is_backward else 10)
         usual = (9 * STATISTIC_BYTES + 2, 3 * STATISTIC_BYTES + 2)
         usual = _LOSS_APART if self.style.apart else _LOSS_BY_XLA if self.style.by_xla else usual
-        passes = usual[is_backward]
-        return MemoryPass("loss", num_logits, passes * self.style.eager)
+        return MemoryPass("loss", num_logits, usual[is_backward] * self.style.eager)
 
     def _embedding(self, *, is_backward: bool) -> Iterator[MemoryPass]:
         """Yield the lookup, or the addition to the table's gradient."""

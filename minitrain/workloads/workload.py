@@ -136,18 +136,19 @@ RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 
 MODULES = (
     *("core_attn", "self_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"),
-    *("flash_attn", "mlp_act", "op", "qkv_proj", "context", "out_proj"),
+    *("flash_attn", "mlp_act", "op", "qkv_proj", "context", "out_proj", "mlp_up"),
 )
 """What of a transformer layer backward can compute again by itself, in the words of Megatron-Core (`recompute_modules`
 of its `transformer_config.py`), and "self_attn" for all of an attention: the attention core; the norms before attention
 and MLP; the projections up from the latents, with their norms and rotary embedding; the dense MLP; the layer of
 experts, whose tokens travel again; the activation function of its routed experts; its shared experts. Then what other
 frameworks repeat: the attention core where it is flash attention, the activation function of the dense MLP; by
-MaxText's names the multiplications before the core, the core with its output, and the multiplication behind it; "op",
-torchtitan's checkpoints of single operations (`selective_ac_option = "op"`): flash attention and every other product
-keep their results, of query, value, gate and down (`_save_list` of its `parallelize_llama.py`)."""
+MaxText's names the multiplications before the core, the core with its output, and the multiplication behind it; of a
+dense MLP's gate and up, one; "op", torchtitan's checkpoints of single operations (`selective_ac_option = "op"`): flash
+attention and every other product keep their results, of query, value, gate and down (`_save_list` of its
+`parallelize_llama.py`)."""
 
-OURS = ("self_attn", "flash_attn", "mlp_act", "op", "qkv_proj", "context", "out_proj")
+OURS = ("self_attn", "flash_attn", "mlp_act", "op", "qkv_proj", "context", "out_proj", "mlp_up")
 """Those that Megatron-Core has no word for."""
 
 
@@ -185,7 +186,7 @@ _WITHIN = {
     "self_attn": ("core_attn", "flash_attn", "layernorm", "mla_up_proj", "qkv_proj", "context", "out_proj"),
     "qkv_proj": ("mla_up_proj",),
     "context": ("core_attn", "flash_attn"),
-    "mlp": ("mlp_act",),
+    "mlp": ("mlp_act", "mlp_up"),
     "moe": ("moe_act", "shared_experts"),
 }
 """The modules that are computed again with another one."""

@@ -406,6 +406,7 @@ def test_what_a_gradient_is_too_short_to_hide_stays_exposed() -> None:
         ("save_qkv_proj", "layernorm+mlp+mlp_act+context+out_proj"),
         ("custom (decoder_layer_input=offload, context=device)", "layernorm+mlp+mlp_act+qkv_proj+out_proj"),
         ("custom (qkv_proj=device, mlpwi_0=offload, mlpwi_1=offload)", "layernorm+mlp_act+context+out_proj"),
+        ("custom (context=device, mlpwi_0=device)", "layernorm+mlp_act+qkv_proj+out_proj+mlp_up"),
         ("custom (decoder_layer_input=device, mlpwo=device)", "full"),
     ],
 )
@@ -414,8 +415,10 @@ def test_what_a_policy_of_maxtext_keeps_says_what_is_computed_again(policy: str,
 
 
 def test_half_a_multiplication_is_not_kept() -> None:
-    with pytest.raises(LackingError, match="keeps mlpwi_0 alone of a multiplication; name all of mlpwi_0, mlpwi_1"):
-        case(framework="MaxText", zero="3", pp="1", dp="8", n_micro="1", recompute="custom, mlpwi_0=device")
+    with pytest.raises(
+        LackingError, match="keeps key_proj alone of a multiplication; name all of key_proj, query_proj"
+    ):
+        case(framework="MaxText", zero="3", pp="1", dp="8", n_micro="1", recompute="custom, key_proj=device")
 
 
 def test_slices_of_tpus_are_their_own_tori() -> None:

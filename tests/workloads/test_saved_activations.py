@@ -154,6 +154,8 @@ def test_all_parts_of_a_layer_by_maxtexts_names_are_the_whole_layer() -> None:
         work = Work(2, model.seq_len, WHOLE)
         assert unit.saved_bytes(work, every) == unit.saved_bytes(work, "full")
         assert unit.recomputed_flop(model.seq_len, every) == unit.recomputed_flop(model.seq_len, "full")
+    assert 3 * mlp.recomputed_flop(model.seq_len, "mlp_up") == mlp.recomputed_flop(model.seq_len, "mlp")
+    assert mlp.saved_bytes(work, "none") - mlp.saved_bytes(work, "mlp_up") == 2 * 2 * model.seq_len * 768
     core = attention.recomputed_flop(model.seq_len, "context")
     assert attention.recomputed_flop(model.seq_len, "qkv_proj") == 3 * attention.recomputed_flop(
         model.seq_len, "out_proj"
