@@ -161,6 +161,7 @@ def _common(cases: Sequence[Case], name: str, start: str | Platform | None) -> P
             "batches_messages",
             "is_eager",
             "captures",
+            "num_devices",
         )
         if len({getattr(platform, field) for platform in platforms}) == 1
     }
@@ -310,7 +311,8 @@ class _Fit:
 def _with_numbers(case: Case, platform: Platform) -> Case:
     """Return a case with the numbers of a platform, and the words that its row says."""
     own = case.platform or COMPONENTS
-    return replace(case, platform=replace(own, **{number: getattr(platform, number) for number in NUMBERS}))
+    numbers = {number: getattr(platform, number) for number in (*NUMBERS, "num_devices")}
+    return replace(case, platform=replace(own, **numbers))
 
 
 def _step_time(case: Case) -> float:

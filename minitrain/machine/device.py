@@ -36,6 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import NormalDist
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Protocol, TypeVar, final
 
@@ -51,6 +52,7 @@ from minitrain.machine.config_format import (
     SHARES,
     TEXT,
     UNITS,
+    USAGE,
     WHOLE,
     Entries,
     Key,
@@ -282,7 +284,7 @@ class RooflineDevice:
 
 _Entry = TypeVar("_Entry")
 
-TERMS = ("waves", "prologue", "split_k", "alignment", "weight_gradient", "tails", "starts", "launches")
+TERMS = ("waves", "prologue", "split_k", "alignment", "weight_gradient", "tails", "starts", "launches", "spread")
 """The terms of the model that an ablation may leave out."""
 
 
@@ -367,6 +369,8 @@ class KernelRates(ReadOnly):
         memory_start_s: the same for a pass over memory, s.
         attention_start_s: the same for attention, forward and backward, s.
         attention_block: queries that one unit of attention works on.
+        spread: standard deviation of the time of arithmetic among devices of this kind, as a share of it: under a limit
+            of power, chips of one kind have unlike clocks.
     """
 
     num_units: Annotated[int, UNITS, Key("units")]
@@ -392,6 +396,7 @@ class KernelRates(ReadOnly):
     memory_start_s: float = 1.5e-6
     attention_start_s: tuple[float, float] = (5e-6, 10e-6)
     attention_block: int = 128
+    spread: Annotated[float, USAGE] = 0.0
 
     def __post_init__(self) -> None:
         attention = {key: AttentionRates(*rates) for key, rates in self.attention.items()}
@@ -432,12 +437,21 @@ class KernelRates(ReadOnly):
         flash = {key: rates.scaled(factor * attention, block) for key, rates in self.attention.items()}
         return replace(self, matmul=matmul, attention=flash)
 
+    def slowest(self, num_devices: float) -> float:
+        """Return how long arithmetic takes on the slowest of some devices, over that on one of average speed: expected.
+
+        The largest of n normal deviates is expected to be the inverse of their distribution at (n - 3/8) / (n + 1/4),
+        within 0.03 (Blom, 1958).
+        """
+        most = max(num_devices, 1)
+        return 1 + self.spread * NormalDist().inv_cdf((most - 0.375) / (most + 0.25))
+
     def without(self, *terms: str) -> KernelRates:
         """Return the rates with some terms of the model left out, for an ablation.
 
         Args:
             terms: of `TERMS`. Without "waves" tiles spread evenly; without "launches" and "starts" kernels begin at
-                once.
+                once; without "spread" devices are alike.
 
         Raises:
             UsageError: there is no such term.
@@ -464,6 +478,7 @@ _NEUTRAL: Mapping[str, Any] = MappingProxyType(
         },
         "starts": lambda _: {"matmul_start_s": 0.0, "memory_start_s": 0.0, "attention_start_s": (0.0, 0.0)},
         "launches": lambda _: {"launch_s": 0.0, "graph_launch_s": 0.0},
+        "spread": lambda _: {"spread": 0.0},
     }
 )
 

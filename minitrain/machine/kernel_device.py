@@ -87,6 +87,7 @@ class KernelDevice:
         rates: what its kernels reach; the config's own if None.
         launch_s: time between two launches, s; the device's own if None. A framework that dispatches from Python is
             limited by the host: give its figure. 0 means captured graphs that never wait for a launch.
+        num_devices: how many wait for one another: arithmetic takes as long as on the slowest.
 
     Raises:
         HardwareConfigError: the config has no key `kernels`.
@@ -105,20 +106,22 @@ class KernelDevice:
         rates: KernelRates | None = None,
         *,
         launch_s: float | None = None,
+        num_devices: float = 1,
     ) -> None:
         found = system.kernels if rates is None else rates
         if found is None:
             raise _without_kernels(system)
         self.system = system
-        self.rates = found
+        self.num_devices, self._of_one = num_devices, found
+        self.rates = found.scaled(1 / found.slowest(num_devices))
         self.launch_s = found.launch_s if launch_s is None else launch_s
         self.kernel_seconds = lru_cache(_MOST_REMEMBERED)(self._kernel_seconds)
         self.pass_seconds = lru_cache(_MOST_REMEMBERED)(self._pass_seconds)
         self.endless = lru_cache(len(LIMITS))(self._endless)
 
-    def __reduce__(self) -> tuple[Callable[..., KernelDevice], tuple[SystemConfig, KernelRates, float]]:
+    def __reduce__(self) -> tuple[Callable[..., KernelDevice], tuple[SystemConfig, KernelRates, float, float]]:
         """Pickle and copy without what is remembered."""
-        return _device, (self.system, self.rates, self.launch_s)
+        return _device, (self.system, self._of_one, self.launch_s, self.num_devices)
 
     @property
     def capacity_bytes(self) -> float:
@@ -148,9 +151,13 @@ class KernelDevice:
     def _endless(self, limit: str) -> KernelDevice:
         """Return the same device with one of `LIMITS` gone."""
         if limit == "launches":
-            return KernelDevice(self.system, self.rates.without("launches", "starts"), launch_s=0.0)
-        rates = self.rates.scaled(inf) if limit == "compute" else replace(self.rates, GBps=inf)
-        return KernelDevice(self.system, rates, launch_s=self.launch_s)
+            return _device(self.system, self._of_one.without("launches", "starts"), 0.0, self.num_devices)
+        rates = self._of_one.scaled(inf) if limit == "compute" else replace(self._of_one, GBps=inf)
+        return _device(self.system, rates, self.launch_s, self.num_devices)
+
+    def alone(self) -> KernelDevice:
+        """Return a device of average speed, which waits for no other."""
+        return KernelDevice(self.system, self._of_one, launch_s=self.launch_s)
 
     def load_seconds(self, size_bytes: float) -> float:
         """Return the time of reading the host's memory, s."""
@@ -281,9 +288,9 @@ def _without_kernels(system: SystemConfig) -> HardwareConfigError:
     )
 
 
-def _device(system: SystemConfig, rates: KernelRates, launch_s: float) -> KernelDevice:
+def _device(system: SystemConfig, rates: KernelRates, launch_s: float, num_devices: float) -> KernelDevice:
     """Make a device again when it is unpickled."""
-    return KernelDevice(system, rates, launch_s=launch_s)
+    return KernelDevice(system, rates, launch_s=launch_s, num_devices=num_devices)
 
 
 def gradients_beside(device: Any, workload: Any, op: str, size_bytes: float, num_parts: int) -> list[float]:

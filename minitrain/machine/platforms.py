@@ -22,12 +22,15 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import UsageError, closest
 from minitrain.files import read_json, write_text
 from minitrain.machine.dispatchers import DISPATCHERS, Kernels, kernels_of
 from minitrain.machine.framework_memory import HABITS
+
+if TYPE_CHECKING:
+    from minitrain.machine.device import KernelRates
 
 EXPOSED: Mapping[str, Mapping[str, float]] = MappingProxyType(
     {
@@ -81,6 +84,7 @@ _RULES: Mapping[str, str] = MappingProxyType(
         "attention_block": "a number > 0, or None",
         **dict.fromkeys(("gradient_accesses", "copies_units", "one_hot_capacity"), "a number >= 0"),
         "host_update_s": "a number > 0",
+        "num_devices": "a number > 0, or None",
         "fitted_error": "a number >= 0, or None",
     }
 )
@@ -144,6 +148,9 @@ class Platform:
         apart: whether each operation that PyTorch dispatches is a kernel of its own, as models of plain PyTorch without
             `torch.compile` have it.
         launch_factor: time of a launch within a model over that of `torch.nn.Linear`'s forward, where `is_eager`.
+        num_devices: devices whose slowest the time of its `clock` is of: one, or as many as the runs had that it was
+            fitted to, by the mean of what their slowest took (`minitrain.machine.device.KernelRates.slowest`); None
+            where devices are as alike as cool ones are, for which no other waits.
         host_update_s: how long the processors of a node take for Adam's step on 1e9 parameters, s, by the library that
             the framework takes, where the hardware does not say: DeepSpeed's 2.57 s for 1e10, PyTorch's 14.76 s on two
             Xeon 8168 (ZeRO-Offload, Ren et al. 2021, table 4).
@@ -197,6 +204,7 @@ class Platform:
     by_xla: bool = False
     one_hot_capacity: float = 0.0
     launch_factor: float = 1.0
+    num_devices: float | None = None
     host_update_s: float = 0.257
     memory: str = ""
     fitted_error: float | None = None
@@ -240,6 +248,13 @@ class Platform:
         if self.captures is None:
             return self.is_eager and device.partition("_")[0] in CAPTURED
         return self.captures
+
+    def rates(self, alone: KernelRates) -> KernelRates:
+        """Return what kernels of a step reach on one device, which no other delays, from what they reach alone."""
+        if self.num_devices is None:
+            alone = alone.without("spread")
+        clock = self.clock * alone.slowest(self.num_devices or 1)
+        return alone.scaled(clock, self.attention_clock, self.attention_block)
 
     def dispatcher_kernels(self, device: str) -> Kernels | None:
         """Return what its dispatcher's kernels reach on a device, by the name of its config."""

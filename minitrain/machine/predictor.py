@@ -419,8 +419,8 @@ class KernelPredictor(_ConfigPredictor):
         if platform.is_eager and launch_s is None:
             is_waiting = has_experts(workload) and not platform.pads_experts and captures != "whole"
             launch_s = platform.launch_factor * eager_launch_s(system.name, has_experts=is_waiting)
-        rates = rates.scaled(platform.clock, platform.attention_clock, platform.attention_block).without(*terms)
-        device = KernelDevice(system, rates, launch_s=0.0 if "launches" in terms else launch_s)
+        rates, launch_s = platform.rates(rates.without(*terms)), 0.0 if "launches" in terms else launch_s
+        device = KernelDevice(system, rates, launch_s=launch_s, num_devices=world_size)
         super().__init__(workload, device, _topology(system, world_size, network, placement, pricing))
 
     def _remember_prices(self) -> None:

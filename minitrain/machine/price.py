@@ -465,21 +465,25 @@ def account_of_work(work: Cost | KernelList, device: Device, datatype: str, pric
         whole = Part("", price.seconds, work.work_flop * work.share, work.traffic_bytes * work.share, endless)
         return Account("the slower of its arithmetic and its memory traffic", whole, (), peak)
     known = cast("KernelDevice", device)
+    alone, usual = known.alone(), known.pass_seconds(work)
     others = {limit: known.endless(limit) for limit in LIMITS}
-    usual = known.pass_seconds(work)
     endless = {limit: _scaled(price, other.pass_seconds(work), usual) for limit, other in others.items()}
     whole = Part("", price.seconds, work.work_flop, work.traffic_bytes, endless)
+    of_one = {limit: alone.endless(limit) for limit in LIMITS}
     parts = [
         Part(
             kernel.title,
-            _scaled(price, known.kernel_seconds(kernel), usual),
+            _scaled(price, alone.kernel_seconds(kernel), usual),
             kernel.work_flop,
             kernel.traffic_bytes,
-            {limit: _scaled(price, other.kernel_seconds(kernel), usual) for limit, other in others.items()},
+            {limit: _scaled(price, other.kernel_seconds(kernel), usual) for limit, other in of_one.items()},
         )
         for kernel in work.kernels
     ]
     rule = f"the sum of its {len(parts)} kernel{'s' if len(parts) > 1 else ''}"
+    slower = _scaled(price, known.busy_seconds(work.kernels) - alone.busy_seconds(work.kernels), usual)
+    if slower > _ROUNDING * price.seconds:
+        parts.append(Part(f"waiting for the slowest of {known.num_devices} devices", slower, endless={"compute": 0.0}))
     late = price.seconds - sum(part.seconds for part in parts)
     if late > _ROUNDING * price.seconds:
         rule = f"its {work.num_launches} launches, longer than {rule}"

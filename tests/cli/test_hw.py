@@ -108,7 +108,7 @@ def test_show_says_in_short_what_is_asked_first_and_how_it_is_known(monkeypatch:
         "limits of a unit 64 warps, 32 blocks, 65536 registers, 164 KiB shared published",
         "power 400 W, idle 60 W published, assumed",
         "features tensor_cores, bfloat16, compute_capability 8",
-        "105 figures in all: ",
+        "106 figures in all: ",
     ):
         assert words in shown
 

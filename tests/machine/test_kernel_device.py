@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,9 +15,13 @@ from minitrain.errors import HardwareConfigError, UsageError
 from minitrain.machine import load_config, shipped_configs
 from minitrain.machine.device import TERMS
 from minitrain.machine.kernel_device import TILES, KernelDevice, rates_of
+from minitrain.machine.platforms import find_platform
+from minitrain.machine.predictor import make_predictor
+from minitrain.machine.price import Account, Pricing, accounts_of
 from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.kernels import FlashAttention, KernelList, Matmul, MemoryPass, Operand
 from minitrain.workloads.shapes import Work
+from minitrain.workloads.transformer_workload import find_workload
 from minitrain.workloads.unit_kernels import forward_kernels
 
 A100, H100 = KernelDevice(load_config("a100_80g")), KernelDevice(load_config("h100_80g_nvl8"))
@@ -50,6 +55,50 @@ def test_a_full_wave_takes_its_tiles_and_their_prologue() -> None:
     seconds = A100.kernel_seconds(Matmul(256 * 9, 128 * 12, 65536))
     tile = 2 * 256 * 128 * (65536 + rates.matmul["float16"].prologue)
     assert seconds == pytest.approx(1.75e-6 + tile / (rates.matmul["float16"].tflops * 1e12 / 108), rel=1e-12)
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 8, 64, 1024])
+def test_arithmetic_takes_as_long_as_on_the_slowest_of_normally_spread_devices(num_devices: int) -> None:
+    drawn = np.random.default_rng(0).normal(1.0, 0.015, (4000, num_devices))
+    rates = replace(A100.rates, spread=0.015)
+    assert rates.slowest(num_devices) == pytest.approx(drawn.max(axis=1).mean(), abs=1e-3)
+    large = Matmul(256 * 108, 128 * 108, 4096)
+    slower, alone = KernelDevice(A100.system, rates, num_devices=num_devices), KernelDevice(A100.system, rates)
+    longer = (slower.kernel_seconds(large) - rates.matmul_start_s) / (
+        alone.kernel_seconds(large) - rates.matmul_start_s
+    )
+    assert longer == pytest.approx(rates.slowest(num_devices), rel=1e-9)
+    copied = MemoryPass("norm", 10**9, 4)
+    assert slower.kernel_seconds(copied) == alone.kernel_seconds(copied)
+    assert pickle.loads(pickle.dumps(slower)).kernel_seconds(large) == slower.kernel_seconds(large)
+
+
+def test_a_platform_contains_the_slowest_of_the_devices_that_it_was_fitted_to() -> None:
+    given: Any = {"workload": "llama3-8b", "hardware": "a100_80g", "fold": True, "recompute": "full"}
+    platform = replace(find_platform("eager-a100"), num_devices=64)
+
+    def step(world_size: int, without: tuple[str, ...] = ()) -> float:
+        sizes: dict[str, Any] = {"world_size": world_size, "global_batch_size": world_size}
+        return mt.simulate("fsdp", platform=platform, without=without, **sizes, **given).step_time
+
+    assert step(64) == pytest.approx(step(64, ("spread",)), rel=1e-12)
+    assert 0.98 < step(8) / step(8, ("spread",)) < 0.99
+    assert 1.01 < step(1024) / step(1024, ("spread",)) < 1.02
+
+
+def test_waiting_for_the_slowest_device_is_a_part_of_a_price() -> None:
+    workload = find_workload("llama3-8b", seq_len=4096)
+    pricing = Pricing("kernels", "nemo-h100")
+    predictor: Any = make_predictor("h100_80g_nvl8", 64, workload=workload, pricing=pricing)
+    price = predictor.compute("forward", 1, 2)  # an MLP, most of which is arithmetic
+    found: Account = accounts_of(predictor)[id(price)]()
+    assert sum(part.seconds for part in found.parts) == pytest.approx(price.seconds)
+    (waits,) = (part.seconds for part in found.parts if part.name == "waiting for the slowest of 64 devices")
+    matmul_s = sum(part.seconds for part in found.parts if part.name.startswith("matmul"))
+    assert waits == pytest.approx((predictor.device.rates.slowest(64) - 1) * matmul_s, rel=1e-2)
+    alike = make_predictor("h100_80g_nvl8", 64, workload=workload, pricing=replace(pricing, without="spread"))
+    price = alike.compute("forward", 1, 2)
+    assert not any("slowest" in part.name for part in accounts_of(alike)[id(price)]().parts)
 
 
 def test_one_tile_more_than_a_wave_costs_up_to_another_wave() -> None:

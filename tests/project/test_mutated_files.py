@@ -49,7 +49,7 @@ VERDICTS: dict[str, set[str]] = {
     "without end": {"notebook", "trace"},
     "too large for a float": {"notebook", "trace"},
     "negative": OPAQUE,
-    "zero": OPAQUE | {"budgets", "calibration", "checkpoint", "hardware config", "measured run", "scenario"},
+    "zero": OPAQUE | {"budgets", "calibration", "checkpoint", "measured run", "scenario"},
     "29 digits": OPAQUE
     | {"adapters of PEFT", "budgets", "calibration", "checkpoint", "execution of Calculon", "hardware config"}
     | {"measured run", "plan"}
