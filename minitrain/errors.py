@@ -99,9 +99,9 @@ def require_count(name: str, value: Any, least: int = 1) -> int:
     Raises:
         UsageError: it is not.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if not is_count(value, least):
         raise UsageError(f"{name} must be an integer of at least {least}, got {value!r}", name=name, value=value)
-    return value
+    return value  # type: ignore[no-any-return]  # an int
 
 
 def require_number(name: str, value: Any, of: str = "", *, or_zero: bool = False) -> None:
@@ -116,8 +116,7 @@ def require_number(name: str, value: Any, of: str = "", *, or_zero: bool = False
     Raises:
         UsageError: it is something else.
     """
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (is_number and 0 <= value < math.inf and (value or or_zero)):
+    if not (is_number(value) and (value or or_zero)):
         rule = f"a number{of} from 0 on" if or_zero else f"a positive number{of}"
         raise UsageError(f"{name} must be {rule}, got {value!r:.80}", name=name, value=value)
 
@@ -230,6 +229,11 @@ _MOST = 10**12  # of anything that a model has
 def is_count(value: Any, least: int = 1) -> bool:
     """Return whether a value is an int of at least `least`; True and False are none."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def is_number(value: Any, most: float = math.inf) -> bool:
+    """Return whether a value is a finite number from 0 to `most`; True and False are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most and value < math.inf
 
 
 def count_fault(name: str, value: Any, least: int, example: str) -> str | None:

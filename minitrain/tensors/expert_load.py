@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, is_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def expert_load(
 def _by_expert(num_experts: int, imbalance: Any) -> list[Fraction]:
     """Return the share of all copies that each expert is sent."""
     if isinstance(imbalance, tuple):
-        if len(imbalance) != num_experts or not all(map(_is_amount, imbalance)) or not sum(imbalance):
+        if len(imbalance) != num_experts or not all(map(is_number, imbalance)) or not sum(imbalance):
             raise UsageError(
                 f"imbalance must be a factor, or a number of at least 0 for each of the {num_experts} experts, got "
                 f"{imbalance!r:.80}",
@@ -80,7 +80,7 @@ def _by_expert(num_experts: int, imbalance: Any) -> list[Fraction]:
             )
         amounts = [_exactly(amount) for amount in imbalance]
         return [amount / sum(amounts) for amount in amounts]
-    if not _is_amount(imbalance) or not 1 <= imbalance <= num_experts:
+    if not is_number(imbalance) or not 1 <= imbalance <= num_experts:
         raise UsageError(
             f"imbalance must lie in 1..{num_experts}, the number of experts, since the busiest expert gets so many "
             f"times the mean; got {imbalance!r:.80}",
@@ -92,18 +92,13 @@ def _by_expert(num_experts: int, imbalance: Any) -> list[Fraction]:
 
 def _capacity(factor: Any) -> Fraction:
     """Return a capacity factor, once it is one."""
-    if not _is_amount(factor) or not factor:
+    if not is_number(factor) or not factor:
         raise UsageError(
             f"capacity_factor must be a number above 0, or None for experts that take all tokens, got {factor!r:.80}; "
             "use 1.25",
             capacity_factor=factor,
         )
     return _exactly(factor)
-
-
-def _is_amount(value: Any) -> bool:
-    """Return whether a value is a finite number of at least 0."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf")
 
 
 def _exactly(value: float) -> Fraction:

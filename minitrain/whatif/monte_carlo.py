@@ -24,7 +24,6 @@ taken: those of low ranks come first. A path has no gap, so that its activities 
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -34,7 +33,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitrain.errors import UsageError, require_count
+from minitrain.errors import UsageError, is_number, require_count
 from minitrain.machine.config import numbers_of, rule_of, varied_configs
 from minitrain.machine.config_format import SHARE, WHOLE
 from minitrain.machine.given_durations import FixedPredictor
@@ -290,11 +289,7 @@ def sensitivity(run: Run, change: float = 0.1) -> Sensitivity:
     Raises:
         UsageError: the run has not kept every rank's events, or `change` is outside its rule.
     """
-    if (
-        isinstance(change, bool)
-        or not isinstance(change, int | float)
-        or not (0 < change < 1 and math.isfinite(change))
-    ):
+    if not (is_number(change) and 0 < change < 1):
         raise UsageError(f"change must be a share above 0 and below 1, such as 0.1, got {change!r}")
     require_events(run, "sensitivity")
     activities = make_activities(run.step_timeline)

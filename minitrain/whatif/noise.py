@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, is_count, is_number
 from minitrain.machine.config_format import ReadOnly
 from minitrain.operations import COMM, EVENT_TYPES, HOST_MOVES
 from minitrain.operations import COMPUTING as OF_COMPUTING
@@ -107,20 +107,6 @@ KINDS = (COMPUTING, COMMUNICATION, *EVENT_TYPES)
 """What noise may be given for: all computing, all communication, or one type of event."""
 
 
-def _is_number(value: Any, least: float, most: float = math.inf) -> bool:
-    """Return whether a value is a finite number in a range."""
-    return (
-        isinstance(value, int | float)
-        and not isinstance(value, bool)
-        and least <= value <= most
-        and math.isfinite(value)
-    )
-
-
-def _is_rank(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
-
-
 @dataclass(frozen=True, slots=True)
 class SlowLink:
     """Links that are slow for a whole step, now and then.
@@ -153,13 +139,13 @@ class SlowLink:
         yield from _faults_of_chance("", self.probability, self.factor)
         if self.pair is not None and not _is_pair(self.pair):
             yield f"pair must be two different ranks, got {self.pair!r}"
-        if self.tier is not None and not (_is_rank(self.tier) and self.tier):
+        if self.tier is not None and not is_count(self.tier):
             yield f"tier must be the size of a network tier, an integer of at least 1, got {self.tier!r}"
 
 
 def _is_pair(value: Any) -> bool:
     is_two = isinstance(value, Sequence) and len(value) == 2
-    return is_two and all(_is_rank(rank) for rank in value) and value[0] != value[1]
+    return is_two and all(is_count(rank, 0) for rank in value) and value[0] != value[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,9 +237,9 @@ def _require_none(what: str, faults: Sequence[str]) -> None:
 
 
 def _faults_of_chance(whose: str, probability: Any, factor: Any) -> Iterator[str]:
-    if not _is_number(probability, 0.0, 1.0):
+    if not is_number(probability, 1.0):
         yield f"{whose}probability must be a number from 0 to 1, got {probability!r}"
-    if not (_is_number(factor, 0.0) and factor):
+    if not (is_number(factor) and factor):
         yield f"{whose}factor must be a number above 0, got {factor!r}"
 
 
@@ -262,7 +248,7 @@ def _faults_of_jitter(jitter: Any) -> Iterator[str]:
         jitter = {"": jitter}
     yield from _unknown_kinds("jitter", [kind for kind in jitter if kind != ""])
     for kind, sigma in jitter.items():
-        if not _is_number(sigma, 0.0):
+        if not is_number(sigma):
             yield f"jitter{f' of {kind}' if kind else ''} must be a sigma of at least 0, such as 0.05, got {sigma!r}"
 
 
@@ -271,7 +257,7 @@ def _faults_of_slowdown(slowdown: Any) -> Iterator[str]:
         yield f"slowdown must be factors by rank, such as {{0: 1.5}}, got {slowdown!r:.60}"
         return
     for rank, factor in slowdown.items():
-        if not _is_rank(rank) or not (_is_number(factor, 0.0) and factor):
+        if not is_count(rank, 0) or not (is_number(factor) and factor):
             yield f"slowdown must be factors above 0 by rank, got {factor!r} for {rank!r}"
 
 

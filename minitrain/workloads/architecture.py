@@ -22,13 +22,12 @@ only where all of its fields are valid, so that one error lists every fault, and
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, NamedTuple, final
 
-from minitrain.errors import choice_fault, closest, count_fault, is_count, refuse, shown
+from minitrain.errors import choice_fault, closest, count_fault, is_count, is_number, refuse, shown
 from minitrain.workloads.documents import Documents
 
 
@@ -327,16 +326,12 @@ class _Form(NamedTuple):
         return f"{name} must be {self.must}, got {shown(value)}; write {name}={self.example}"
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _is_sequence(value: Any, holds: Callable[[Any], bool]) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str) and all(map(holds, value))
 
 
 def _positive(example: float = 1.0) -> _Form:
-    return _Form(lambda value: _is_number(value) and 0 < value < math.inf, "a positive number", example)
+    return _Form(lambda value: is_number(value) and value > 0, "a positive number", example)
 
 
 def _of(kind: type, example: str) -> _Form:

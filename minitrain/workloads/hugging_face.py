@@ -31,7 +31,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from minitrain.errors import UsageError, closest, is_count, refuse, shown
+from minitrain.errors import UsageError, closest, is_count, is_number, refuse, shown
 from minitrain.files import read_json
 from minitrain.workloads.architecture import LatentAttention, Lora
 
@@ -40,10 +40,6 @@ _ABSENT = object()
 _TABLES: Mapping[str, Any] = json.loads(files("minitrain.workloads").joinpath("hugging_face.json").read_text("utf-8"))
 _NO_BEARING: Mapping[str, list[str]] = _TABLES["no_bearing"]
 """Keys of every config, and of families, that say nothing about shapes: generation, initialisation, bookkeeping."""
-
-
-def _is_positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
 class ConfigReader:
@@ -80,12 +76,12 @@ class ConfigReader:
 
     def positive(self, key: str, default: Any = _ABSENT) -> Any:
         """Return a positive number."""
-        return self._value(key, default, "a positive number", _is_positive)
+        return self._value(key, default, "a positive number", lambda value: is_number(value) and value > 0)
 
     def optional_positive(self, key: str, default: float | None = None) -> Any:
         """Return a positive number or None."""
         return self._value(
-            key, default, "a positive number or null", lambda value: value is None or _is_positive(value)
+            key, default, "a positive number or null", lambda value: value is None or (is_number(value) and value > 0)
         )
 
     def object(self, key: str) -> Mapping[str, Any]:

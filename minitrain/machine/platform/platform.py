@@ -10,7 +10,7 @@ from itertools import count
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
-from minitrain.errors import OutOfMemoryError, UsageError, choice_fault, closest, refuse
+from minitrain.errors import OutOfMemoryError, UsageError, choice_fault, closest, is_number, refuse
 from minitrain.machine.platform.fair_sharing import Algorithm, FairSharing, Flow, Slowed, Transfers, op_of, steps_of
 from minitrain.machine.platform.links import Lane, Routes, require_known, share_used
 from minitrain.machine.platform.profile import (
@@ -23,7 +23,6 @@ from minitrain.machine.platform.profile import (
     TransferResult,
     VirtualComputeDevice,
     bound_of,
-    is_number,
     read_models,
 )
 from minitrain.operations import COMM, COMPUTE, RECV, SEND, Event

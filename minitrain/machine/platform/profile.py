@@ -11,7 +11,6 @@ is an image of 224 x 224 (4.1e9 multiply-adds, He et al. 2016).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from math import ceil, fsum
@@ -20,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
-from minitrain.errors import UsageError, choice_fault, closest, is_count, refuse, shown
+from minitrain.errors import UsageError, choice_fault, closest, is_count, is_number, refuse, shown
 from minitrain.files import require_plain
 from minitrain.machine.config import SystemConfig, load_config, parse, read_file
 from minitrain.machine.config_format import ReadOnly
@@ -66,11 +65,6 @@ Those of convolutions and of bandwidth are assumed. `set_efficiency_factors` rep
 DATABASE = "configs/model_params.json"
 """The database of models that comes with the platform; a file of that name in the working directory is taken before."""
 _SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8": "fp8"}
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a value is a finite number >= 0; True and False are none."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
 
 
 def object_of(source: Mapping[str, Any] | str | PathLike[str], rule: str, key: str | None = None) -> Mapping[str, Any]:
