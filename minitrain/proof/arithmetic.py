@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from math import prod
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,17 +143,17 @@ NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
 """The coefficients of Muon's iteration: singular values s become a s + b s^3 + c s^5, about 1 after five times."""
 
 
-def orthogonalised(matrices: Array) -> Array:
-    """Return matrices whose singular values are about 1, by five steps of Muon's iteration."""
+def orthogonalised(matrices: Any) -> Any:
+    """Return matrices whose singular values are about 1, by five steps of Muon's iteration; of NumPy or of torch."""
     a, b, c = NEWTON_SCHULZ
     is_tall = matrices.shape[-2] > matrices.shape[-1]
     x = matrices.swapaxes(-1, -2) if is_tall else matrices
-    length = np.sqrt((x**2).sum((-1, -2), keepdims=True))
-    x = x / np.where(length > 0, length, 1)
+    length = (x**2).sum((-1, -2), keepdims=True) ** 0.5
+    x = x / (length + (length == 0))
     for _ in range(5):
         square = x @ x.swapaxes(-1, -2)
         x = a * x + (b * square + c * square @ square) @ x
-    return np.asarray(x.swapaxes(-1, -2) if is_tall else x)
+    return x.swapaxes(-1, -2) if is_tall else x
 
 
 @dataclass(frozen=True, slots=True)

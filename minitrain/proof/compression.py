@@ -141,16 +141,21 @@ def _matrices(values: Array, shapes: Shapes) -> Iterator[Array]:
         start += prod(shape)
 
 
-def orthonormal(columns: Array) -> Array:
-    """Return orthonormal columns that span the same, by the Gram-Schmidt procedure; 0 for those that add nothing."""
-    found = np.zeros_like(columns)
+def orthonormal(columns: Any, least: float = 1e-10) -> Any:
+    """Return orthonormal columns that span the same, by the Gram-Schmidt procedure, of NumPy or of torch.
+
+    Args:
+        columns: of one or more matrices.
+        least: what a column adds, of its length; those that add less become 0.
+    """
+    found = 0 * columns
     for k in range(columns.shape[-1]):
         rest = column = columns[..., k : k + 1]
         for _ in range(2):  # what rounding has left of the columns before goes with the second time
             rest = rest - found @ (found.swapaxes(-1, -2) @ rest)
-        length, least = (np.sqrt((each**2).sum(-2, keepdims=True)) for each in (rest, column))
-        is_new = length > 1e-10 * least
-        found[..., k : k + 1] = np.where(is_new, rest / np.where(is_new, length, 1), 0)
+        length, whole = ((each**2).sum(-2, keepdims=True) ** 0.5 for each in (rest, column))
+        is_new = length > least * whole
+        found[..., k : k + 1] = is_new * rest / (length + (length == 0))
     return found
 
 

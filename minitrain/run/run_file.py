@@ -20,6 +20,7 @@ from minitrain.machine.config import first_faults
 from minitrain.operations import Event, Outage
 from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory
 from minitrain.run.facts import DeviceKind, Steps, TrainedModel
+from minitrain.tensors.index_sets import runs
 from minitrain.workloads.matmul import SPECIFIED as SPECIFIED_WORKLOAD
 
 SMALLEST, LARGEST = 1e-100, 1e100  # outside these magnitudes products of fields overflow or vanish, as in configs
@@ -241,13 +242,7 @@ def saved_record(record: Any) -> dict[str, Any]:
 
 def to_ranges(numbers: Iterable[int]) -> list[list[int]]:
     """Return a set of integers as ascending [first, past-the-last] ranges."""
-    ranges: list[list[int]] = []
-    for number in sorted(numbers):
-        if ranges and ranges[-1][1] == number:
-            ranges[-1][1] += 1
-        else:
-            ranges.append([number, number + 1])
-    return ranges
+    return [[first, last + 1] for first, last in runs(numbers)]
 
 
 FORMAT = "minitrain-run"

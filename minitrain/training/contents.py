@@ -19,6 +19,7 @@ import torch
 
 from minitrain.engine.observers import Computed
 from minitrain.errors import LawError
+from minitrain.proof.compression import orthonormal
 from minitrain.proof.units import Part, made_here
 from minitrain.tensors import placed
 from minitrain.tensors.compressed import CODES, Compressor, PowerSGD, Quantised, Shapes, TopK
@@ -540,7 +541,7 @@ class Compressing:
         memory.firsts, memory.whole = [], []
         for own, found in zip(matrices(memory.error, shapes), sums.tensors, strict=True):
             if how.takes(tuple(own.shape)):
-                memory.firsts.append(orthonormal(found))
+                memory.firsts.append(orthonormal(found, 100 * torch.finfo(found.dtype).eps))
                 seconds.append(own.mT @ memory.firsts[-1])
             else:
                 memory.whole.append(found)
@@ -576,19 +577,6 @@ def matrices(values: torch.Tensor, shapes: Shapes) -> Iterator[torch.Tensor]:
     for shape in shapes:
         yield values[start : start + prod(shape)].view(shape)
         start += prod(shape)
-
-
-def orthonormal(columns: torch.Tensor) -> torch.Tensor:
-    """Return orthonormal columns that span the same, by the Gram-Schmidt procedure; 0 for those that add nothing."""
-    found = torch.zeros_like(columns)
-    least = 100 * torch.finfo(columns.dtype).eps
-    for k in range(columns.shape[-1]):
-        rest = column = columns[..., k : k + 1]
-        for _ in range(2):  # what rounding has left of the columns before goes with the second time
-            rest = rest - found @ (found.mT @ rest)
-        length, whole = (each.norm(dim=-2, keepdim=True) for each in (rest, column))
-        found[..., k : k + 1] = torch.where(length > least * whole, rest / length, torch.zeros_like(rest))
-    return found
 
 
 def encoded(how: Compressor, values: torch.Tensor) -> torch.Tensor:

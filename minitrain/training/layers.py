@@ -21,7 +21,7 @@ from torch.optim.adam import adam
 from minitrain.engine.observers import Computed
 from minitrain.engine.placed_passes import mode_of
 from minitrain.errors import LawError, UsageError
-from minitrain.proof.arithmetic import NEWTON_SCHULZ, Adafactor, Averaged, Momentum, Muon, Optimizer, is_factored
+from minitrain.proof.arithmetic import Adafactor, Averaged, Momentum, Muon, Optimizer, is_factored, orthogonalised
 from minitrain.proof.units import WHOLE, Part
 from minitrain.tensors import WeightGrad
 from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart
@@ -576,16 +576,3 @@ def _move_by_factors(
 def rms(values: torch.Tensor) -> torch.Tensor:
     """Return the root mean square of some numbers."""
     return values.square().mean().sqrt()
-
-
-def orthogonalised(matrices: torch.Tensor) -> torch.Tensor:
-    """Return matrices whose singular values are about 1, as `minitrain.proof.arithmetic` has it."""
-    a, b, c = NEWTON_SCHULZ
-    is_tall = matrices.shape[-2] > matrices.shape[-1]
-    x = matrices.mT if is_tall else matrices
-    length: torch.Tensor = x.norm(dim=(-2, -1), keepdim=True)
-    x = x / length.clamp(min=torch.finfo(x.dtype).tiny)
-    for _ in range(5):
-        square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
-    return x.mT if is_tall else x

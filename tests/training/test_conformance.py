@@ -260,7 +260,7 @@ def test_messages_are_the_bytes_that_prices_count_and_say_what_proofs_say(how: s
     values = np.random.default_rng(5).normal(size=(7, 11)).ravel()
     if isinstance(compressor, PowerSGD):
         columns = np.random.default_rng(6).normal(size=(2, 7, 3))
-        np.testing.assert_allclose(contents.orthonormal(torch.tensor(columns)), orthonormal(columns), atol=1e-12)
+        np.testing.assert_allclose(orthonormal(torch.tensor(columns)), orthonormal(columns), atol=1e-12)
         return
     message = contents.encoded(compressor, torch.tensor(values))
     assert message.numel() == compressor.message_bytes(((7, 11),), 1.0, 8)
