@@ -83,7 +83,7 @@ class Compressing:
         how, given = done.made[0].how, values[here] + memory.error
         if isinstance(how, PowerSGD):
             seconds = iter(memory.seconds)
-            sent = [m @ next(seconds) if how.takes(m.shape) else m for m in _matrices(given, shapes)]
+            sent = [m @ next(seconds) if how.takes(m.shape) else m for m in matrices(given, shapes)]
             return Message((sent,)), replace(memory, error=given)
         piece = encoded(how, given)
         lacks = given - decoded(how, piece, given.size) if how.feedback else memory.error
@@ -95,7 +95,7 @@ class Compressing:
         _, shapes = self._here(done.layer)
         firsts = [orthonormal(each) for each, shape in zip(found, shapes, strict=True) if how.takes(shape)]
         whole = [each for each, shape in zip(found, shapes, strict=True) if not how.takes(shape)]
-        own = [m for m in _matrices(memory.error, shapes) if how.takes(m.shape)]
+        own = [m for m in matrices(memory.error, shapes) if how.takes(m.shape)]
         seconds = [m.swapaxes(-1, -2) @ first for m, first in zip(own, firsts, strict=True)]
         return Message((seconds,)), replace(memory, firsts=(firsts, whole))
 
@@ -110,7 +110,7 @@ class Compressing:
         seconds, (firsts, whole) = sent.pieces[0], memory.firsts
         factors, rest, workers = iter(zip(firsts, seconds, strict=True)), iter(whole), done.model._semantics.workers
         made, lacks = [], []
-        for own in _matrices(memory.error, shapes):
+        for own in matrices(memory.error, shapes):
             if how.takes(own.shape):
                 first, second = next(factors)
                 made.append((first @ second.swapaxes(-1, -2)).ravel())
@@ -133,8 +133,8 @@ class Compressing:
         return (mask if values is None else mask & ~np.isnan(values)), shapes
 
 
-def _matrices(values: Array, shapes: Shapes) -> Iterator[Array]:
-    """Yield the weights of a layer in their shapes."""
+def matrices(values: Any, shapes: Shapes) -> Iterator[Any]:
+    """Yield the weights of a layer in their shapes, without copying; of NumPy or of torch."""
     start = 0
     for shape in shapes:
         yield values[start : start + prod(shape)].reshape(shape)

@@ -10,16 +10,15 @@ single precision; places as 32-bit integers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from math import prod
 from typing import Any
 
 import torch
 
 from minitrain.engine.observers import Computed
 from minitrain.errors import LawError
-from minitrain.proof.compression import orthonormal
+from minitrain.proof.compression import matrices, orthonormal
 from minitrain.proof.units import Part, made_here
 from minitrain.tensors import placed
 from minitrain.tensors.compressed import CODES, Compressor, PowerSGD, Quantised, Shapes, TopK
@@ -569,14 +568,6 @@ class Compressing:
         memory.seconds, memory.firsts, memory.whole = sent.tensors, [], []
         assert grad.values.dtype == net.dtypes.gradients
         return grad, memory
-
-
-def matrices(values: torch.Tensor, shapes: Shapes) -> Iterator[torch.Tensor]:
-    """Yield the weights of a layer in their shapes, without copying."""
-    start = 0
-    for shape in shapes:
-        yield values[start : start + prod(shape)].view(shape)
-        start += prod(shape)
 
 
 def encoded(how: Compressor, values: torch.Tensor) -> torch.Tensor:
