@@ -422,8 +422,12 @@ class KernelRates(ReadOnly):
 
     @property
     def usual_attention(self) -> str:
-        """Return the generation that is meant where nobody says: "flash2", or the first that the config has."""
-        return "flash2" if "flash2" in self.attention else next(iter(self.attention), "flash2")
+        """Return the generation that is meant where nobody says: "flash2" or "cudnn", the first that the config has.
+
+        Blackwell's configs have "cudnn" first, since FlashAttention-2 has no kernels of its own for it.
+        """
+        usual = (name for name in self.attention if name in ("flash2", "cudnn"))
+        return next(usual, next(iter(self.attention), "flash2"))
 
     def scaled(self, factor: float, attention: float = 1.0, block: int | None = None) -> KernelRates:
         """Return the same device at another clock: arithmetic `factor` times as fast, the memory as it is.

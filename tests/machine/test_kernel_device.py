@@ -435,3 +435,13 @@ def test_windows_take_their_blocks_and_none_are_seen_backward_in_eight_bits(
         whole = FlashAttention(*sizes, length * (length + 1) // 2, bool(is_backward), generation)
         is_dense = bool(is_backward) and generation != "cudnn"
         assert (device.kernel_seconds(whole) == pytest.approx(device.kernel_seconds(seen))) is is_dense
+
+
+def test_flash2_has_no_kernels_of_its_own_for_blackwell_which_runs_cudnn_where_nobody_says() -> None:
+    """A forward of 8 sequences and 16 heads: 361.6 TFLOP/s (github.com/meta-pytorch/tritonbench, pull request 171)."""
+    device = KernelDevice(load_config("b200_192g_nvl8"))
+    kernel = FlashAttention(8, 8192, 8192, 16, 16, 128, 128, 8192**2, generation=device.rates.usual_attention)
+    assert kernel.generation == "cudnn"
+    seconds = device.kernel_seconds(replace(kernel, generation="flash2"))
+    assert seconds == pytest.approx(kernel.work_flop / 361.6e12, rel=0.1)
+    assert seconds > 2 * device.kernel_seconds(kernel)
