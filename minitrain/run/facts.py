@@ -23,6 +23,7 @@ from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 from minitrain.errors import UsageError
+from minitrain.operations import EventLog
 from minitrain.run.above import above
 from minitrain.run.analysis.labels import duration
 from minitrain.workloads.matmul import NOTES, SPECIFIED
@@ -284,6 +285,20 @@ def require_one_step(run: Any, what: str) -> None:
         raise UsageError(
             f"{what} follows one step whose ranks begin together, and the run of {run.strategy} has "
             f"{run.steps.num_steps:,}; simulate it without steps, or give `run.steps.first`"
+        )
+
+
+def require_events(run: Any, what: str, kind: Any = EventLog | list) -> None:
+    """Require that a run has kept every event of every rank, in logs of a kind; those of a file are lists.
+
+    Raises:
+        UsageError: it kept totals alone, or has many steps.
+    """
+    require_one_step(run, what)
+    if len(run.logs) != run.world_size or not all(isinstance(log, kind) for log in run.logs):
+        raise UsageError(
+            f"{what} needs every event of every rank, and the run of {run.strategy} has not kept them; simulate it "
+            'with log="full"'
         )
 
 

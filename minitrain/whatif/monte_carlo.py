@@ -44,7 +44,7 @@ from minitrain.run.analysis.labels import duration
 from minitrain.run.analysis.retiming import retime
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Bools, Floats, Ints
 from minitrain.run.event_loops import run_to_end
-from minitrain.run.facts import require_one_step
+from minitrain.run.facts import require_events
 from minitrain.run.figures import data_frame
 from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.result import Run
@@ -681,20 +681,6 @@ def _tail(activities: Activities, draws: Draws, worst: Ints, at_once: int) -> Ta
         for each in sums:
             each.add(path, len(part))
     return Tail(worst, *(each.carriers() for each in sums))
-
-
-def require_events(run: Run, what: str) -> None:
-    """Require that a run has kept every event of every rank.
-
-    Raises:
-        UsageError: it kept totals alone, or has many steps.
-    """
-    require_one_step(run, what)
-    if len(run.logs) != run.world_size or not all(isinstance(log, EventLog | list) for log in run.logs):
-        raise UsageError(
-            f"{what} needs every event of every rank, and the run of {run.strategy} has not kept them; simulate it "
-            'with log="full"'
-        )
 
 
 def _require_ranks(noise: Noise, world_size: int) -> None:

@@ -42,7 +42,7 @@ from minitrain.operations import (
     EventLog,
 )
 from minitrain.run.contention import Meeting, Retiming, TransferPart
-from minitrain.run.facts import require_one_step
+from minitrain.run.facts import require_events
 
 if TYPE_CHECKING:
     from simpy import Environment
@@ -461,7 +461,7 @@ def replay(
     if not all_runs:
         raise UsageError("replay needs at least one run; give it what simulate returns")
     for run in all_runs:
-        _require_events(run)
+        require_events(run, "replay", EventLog)
     places = _places(all_runs, placement)
     make = _links_of(all_runs, platform, places, nics, oversubscription)
     alone = []
@@ -521,15 +521,6 @@ def _config_of(run: Run) -> SystemConfig:
         if isinstance(system, SystemConfig):
             return system
     return load_config(run.hardware)
-
-
-def _require_events(run: Run) -> None:
-    require_one_step(run, "replay")
-    if len(run.logs) != run.world_size or not all(isinstance(log, EventLog) for log in run.logs):
-        raise UsageError(
-            f"replay needs every event of every rank, and the run of {run.strategy} has not kept them; simulate it "
-            'with log="full"'
-        )
 
 
 def _places(runs: Sequence[Run], placement: Sequence[Sequence[int]] | None) -> list[Sequence[int]]:
