@@ -298,14 +298,7 @@ def zb_h1(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedul
     Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.1 and Figure 3,
         top.
     """
-    check_sizes(
-        "zb_h1", num_ranks, num_microbatches, num_chunks, 1, "use interleaved_zero_bubble for several stages a rank"
-    )
-    orders = (
-        _delay_weights(*_alone(rank, num_microbatches, "I"), warmup=num_ranks - 1 - rank, delay=rank)
-        for rank in range(num_ranks)
-    )
-    return Schedule.from_orders(orders, "zb_h1")
+    return _handcrafted("zb_h1", num_ranks, num_microbatches, num_chunks, 1)
 
 
 def zb_h2(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedule:
@@ -329,14 +322,19 @@ def zb_h2(num_ranks: int, num_microbatches: int, num_chunks: int = 1) -> Schedul
     Source: Qi et al. 2023, "Zero Bubble Pipeline Parallelism", arXiv 2401.10241, section 2.2 and Figure 3,
         bottom.
     """
+    return _handcrafted("zb_h2", num_ranks, num_microbatches, num_chunks, 2)
+
+
+def _handcrafted(name: str, num_ranks: int, num_microbatches: int, num_chunks: int, times: int) -> Schedule:
+    """Return a schedule with the warm-up of 1F1B or twice that, and with weight gradients as late as that allows."""
     check_sizes(
-        "zb_h2", num_ranks, num_microbatches, num_chunks, 1, "use interleaved_zero_bubble for several stages a rank"
+        name, num_ranks, num_microbatches, num_chunks, 1, "use interleaved_zero_bubble for several stages a rank"
     )
     orders = (
-        _delay_weights(*_alone(rank, num_microbatches, "I"), warmup=2 * (num_ranks - 1 - rank), delay=2 * rank)
+        _delay_weights(*_alone(rank, num_microbatches, "I"), times * (num_ranks - 1 - rank), times * rank)
         for rank in range(num_ranks)
     )
-    return Schedule.from_orders(orders, "zb_h2")
+    return Schedule.from_orders(orders, name)
 
 
 def interleaved_zero_bubble(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Schedule:
