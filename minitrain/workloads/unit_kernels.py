@@ -789,7 +789,8 @@ def _without_last(forward: KernelList) -> KernelList:
 def _half(whole: KernelList, *, of_weights: bool) -> KernelList:
     """Return the gradients of weights, or all else, each with its share of the launches."""
     kernels = tuple(kernel for kernel in whole.kernels if _is_of_weights(kernel) is of_weights)
-    num_of_weights = sum(getattr(kernel, "batch", 1) for kernel in whole.kernels if _is_of_weights(kernel))
+    of_each = sum(getattr(kernel, "batch", 1) for kernel in whole.kernels if _is_of_weights(kernel))
+    num_of_weights = min(of_each, whole.num_launches)  # a graph has all of them in a launch
     return KernelList(kernels, num_of_weights if of_weights else whole.num_launches - num_of_weights)
 
 

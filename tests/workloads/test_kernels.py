@@ -332,6 +332,13 @@ def test_each_expert_is_launched_for_each_matrix_and_cast(scaling: str, casts: i
         assert captured.num_launches == found.num_launches
 
 
+def test_a_graph_has_both_halves_of_backward_in_a_launch() -> None:
+    workload, whole = TransformerWorkload(mt.models()["deepseek-v3"]), Style(captures="whole", captures_experts=True)
+    layer, mode = next(iter(workload.experts.layers)), ExpertPass(num_parts=16, num_copies=8 * 4096)
+    halves = [workload.pass_kernels(f"backward_{half}", 1, layer, mode, whole) for half in ("input", "weight")]
+    assert [half.num_launches for half in halves] == [0, 1]
+
+
 def test_maxtext_repeats_sorts_and_weights_copies_of_tokens_and_rounds_weights_where_they_are_multiplied() -> None:
     tokens, hidden, xla = 2 * 512, 1024, Style(by_xla=True)
     model = replace(LLAMA, num_experts=8, experts_per_token=4, moe_layers=(0, 1))
