@@ -321,7 +321,7 @@ _MEGATRON_CORE = replace(
     _NEMO,
     name="Megatron-Core",
     words="megatron-core|megatron-lm",
-    platforms=((r"a100", "zero-bubble"), *_NEMO.platforms),
+    platforms=((r"a100", "zero-bubble"), (r"mi3", "megatron-rocm"), *_NEMO.platforms),
     captures=False,
     gradient_bytes=4,
     parts_overlap="gradients",
@@ -353,7 +353,9 @@ FRAMEWORKS = (
     ),
     _BRIDGE,
     _NEMO,
-    replace(_MEGATRON_CORE, name="Primus", words="primus", in_turn=True),  # its routing is forced to be "even"
+    # The routing of both is forced to be "even". Turbo fuses what others launch one by one: on AMD, components alone.
+    replace(_MEGATRON_CORE, name="Primus-Turbo", words="primus turbo", platforms=_NEMO_DEVICES, in_turn=True),
+    replace(_MEGATRON_CORE, name="Primus", words="primus", in_turn=True),
     Framework(
         name="JAX",
         words="jax",

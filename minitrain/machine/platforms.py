@@ -343,13 +343,14 @@ FRAMEWORKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "": "nemo-h100",
             **dict.fromkeys(("b200", "b300", "gb200", "gb300"), "nemo-blackwell"),
             **dict.fromkeys(("a100", "v100"), "megatron-2021"),
+            **dict.fromkeys(("mi300x", "mi325x", "mi355x"), "megatron-rocm"),
             **dict.fromkeys(("tpu", "trn2"), "xla"),
         },
     }
 )
 """The platforms of a framework by the family of the device; "" for families on which none was fitted.
 
-V100 has A100's, as its neighbour; AMD's have what was fitted on nothing, with PyTorch's own kernels of attention. TPUs
+V100 has A100's, as its neighbour; AMD's have what was fitted on nothing, FSDP's with PyTorch's attention. TPUs
 and Trainium run what XLA compiles, whichever library asks for it. Blackwell has H100's but for attention: H100's by
 cuDNN is assumed to be as quick as FlashAttention-3, to which a share was fitted, and Blackwell's was measured. All
 others have that of H100, the newest that was fitted. So it is their best known figure, and

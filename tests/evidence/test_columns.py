@@ -432,7 +432,7 @@ SURE = {
     "cp": "1",
     "ep": "1",
     "precision": "fp16, fp32 grads",
-    "inter_node": "8x200Gb/s",
+    "inter_node": "2x200Gb/s",
     "overlap": "no DP overlap",
     "schedule": "1f1b",
 }

@@ -519,12 +519,16 @@ def test_replicas_of_megatron_pass_over_whole_gradients_where_they_are_not_shard
         ("torchtune, compiled", "H100-SXM-80GB", "compiled-fsdp"),
         ("NeMo 25.04", "H100-SXM-80GB", "nemo-h100"),
         ("NeMo 25.04", "GB200", "nemo-blackwell"),
+        ("Primus", "MI300X", "megatron-rocm"),
+        ("Primus-Turbo", "MI355X", None),
         ("Megatron-Core r0.8.0", "A100-SXM-80GB", "zero-bubble"),
         ("NeMo Megatron 23.04", "A100-SXM-80GB", "zero-bubble"),
         ("Megatron-LM 2020", "A100-SXM-80GB", "megatron-2021"),
     ],
 )
-def test_frameworks_have_their_platforms_by_device_and_compilation(framework: str, gpu: str, platform: str) -> None:
+def test_frameworks_have_their_platforms_by_device_and_compilation(
+    framework: str, gpu: str, platform: str | None
+) -> None:
     row = Row("x", {**USUAL, "framework": framework, "gpu": gpu}, 2)
     assert framework_of(row).platform_of(row) == platform
 

@@ -183,3 +183,14 @@ def test_asynchronous_parts_cut_the_sums_of_forward_alone() -> None:
         return predictor.collective("reduce_scatter", 2.0 * 16 * 8192 * 4096, range(8)).seconds
 
     assert seconds("none") > seconds("pieces") > seconds("none") / 2
+
+
+def test_small_layers_of_old_megatron_wait_for_launches_that_python_makes_long() -> None:
+    def seconds(platform: str) -> float:
+        small = find_workload("gpt2", seq_len=128)
+        predictor = KernelPredictor(1, "a100_80g", Pricing("kernels", platform), workload=small)
+        return predictor.compute("forward", 1, 1).seconds
+
+    quick = seconds("megatron-2021:launch_factor=1")
+    assert seconds("megatron-2021") == pytest.approx(2.5 * quick)
+    assert seconds("megatron-2021:launch_s=0.0") < quick
