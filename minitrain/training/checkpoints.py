@@ -63,7 +63,7 @@ class Checkpoints:
                 facts = read_json(path, dict[str, Any])
                 whole.append((conforming(facts.pop("steps", None), Annotated[int, Ge(0)]), path.parent, facts))
             except (OSError, ValueError) as error:
-                raise UsageError(f"the checkpoint {path.parent} cannot be read: {error}; remove it") from error
+                raise _unreadable(path.parent, error) from error
         if not whole:
             return None
         steps, folder, facts = max(whole, key=lambda found: found[0])
@@ -223,14 +223,24 @@ def _telling_what_cannot_be_read(folder: Path) -> Iterator[None]:
     except MemoryError:
         raise
     except (Exception, CheckpointException) as error:
-        raise UsageError(
-            f"the checkpoint {folder} cannot be read: {_why(error)}; remove it", folder=str(folder)
-        ) from None
+        raise _unreadable(folder, error) from None
+
+
+def _unreadable(folder: Path, error: BaseException) -> UsageError:
+    """Return the error for a checkpoint that cannot be read: one that the system keeps from us may well be whole."""
+    is_kept = any(isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError) for cause in _causes(error))
+    remedy = "make it readable, or give another folder" if is_kept else "remove it"
+    return UsageError(f"the checkpoint {folder} cannot be read: {_why(error)}; {remedy}", folder=str(folder))
+
+
+def _causes(error: BaseException) -> list[BaseException]:
+    """Return the errors of ranks that torch gathered, or the error itself."""
+    return [cause for cause, _ in getattr(error, "failures", {}).values()] or [error]
 
 
 def _why(error: BaseException) -> str:
     """Return why a checkpoint failed in words: what the system says, or else the first error of a rank."""
-    causes = [cause for cause, _ in getattr(error, "failures", {}).values()] or [error]
+    causes = _causes(error)
     told = "; ".join(sorted({cause.strerror or str(cause) for cause in causes if isinstance(cause, OSError)}))
     return told or f"{type(causes[0]).__name__} {causes[0]!s:.200}".strip()
 

@@ -25,7 +25,7 @@ from minitrain.learn import load_exercise
 from minitrain.proof.problem import TransformerProblem
 from minitrain.proof.units import WHOLE
 from minitrain.tensors.index_sets import WHOLE_SEQUENCE
-from minitrain.training import ranks
+from minitrain.training import checkpoints, ranks
 from minitrain.training.calibration import calibration_of
 from minitrain.training.layers import Kept
 from minitrain.training.measured import measured_run
@@ -120,6 +120,24 @@ def test_a_damaged_checkpoint_is_told_in_one_line(damage: str, tmp_path: Path) -
     with pytest.raises(mt.UsageError, match=r"the checkpoint \S+step-00000002 cannot be read: .+; remove it") as caught:
         mt.train("ddp", world_size=2, steps=4, checkpoints=tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_that_the_system_keeps_is_not_told_to_be_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def keep(*_: Any) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    mt.train("ddp", world_size=2, steps=2, checkpoints=tmp_path)
+    monkeypatch.setattr(checkpoints, "read_json", keep)
+    with pytest.raises(mt.UsageError, match="Permission denied; make it readable, or give another folder"):
+        mt.train("ddp", world_size=2, steps=4, checkpoints=tmp_path)
+    monkeypatch.undo()
+    metadata = tmp_path / "step-00000002" / ".metadata"
+    metadata.unlink()
+    metadata.mkdir()  # even root cannot read it
+    with pytest.raises(mt.UsageError, match="Is a directory; make it readable, or give another folder"):
+        mt.train("ddp", world_size=2, steps=4, checkpoints=tmp_path)
 
 
 @pytest.mark.ci
