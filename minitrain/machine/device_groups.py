@@ -31,7 +31,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import HardwareConfigError, UsageError, require_count
+from minitrain.errors import HardwareConfigError, UsageError, require_count, require_number
 from minitrain.machine.config import SystemConfig, load_config
 from minitrain.machine.device import Power
 
@@ -91,7 +91,13 @@ class Thermal:
             watts: what it draws.
             seconds: for how long; for ever by default.
             start_C: the temperature at first; that of the surroundings if None.
+
+        Raises:
+            UsageError: a figure is no number, or power or time is below 0.
         """
+        _require_drawn(watts, start_C)
+        if seconds != math.inf:
+            require_number("seconds", seconds, or_zero=True)
         rise = watts * self.resistance_K_per_W - (0.0 if start_C is None else start_C - self.ambient_C)
         start = self.ambient_C if start_C is None else start_C
         return start - rise * math.expm1(-seconds / self._time_constant_s)
@@ -102,7 +108,11 @@ class Thermal:
         Args:
             watts: what it draws.
             start_C: the temperature at first; that of the surroundings if None.
+
+        Raises:
+            UsageError: a figure is no number, or power is below 0.
         """
+        _require_drawn(watts, start_C)
         start = self.ambient_C if start_C is None else start_C
         final = self.ambient_C + watts * self.resistance_K_per_W
         if final <= self.throttle_C or start >= self.throttle_C:
@@ -112,6 +122,13 @@ class Thermal:
     @property
     def _time_constant_s(self) -> float:
         return self.resistance_K_per_W * self.capacity_J_per_K
+
+
+def _require_drawn(watts: float, start_C: float | None) -> None:  # noqa: N803 - a unit
+    """Require a power that a device can draw, and a temperature that it can begin with."""
+    require_number("watts", watts, or_zero=True)
+    if start_C is not None and not (isinstance(start_C, int | float) and math.isfinite(start_C)):
+        raise UsageError(f"start_C must be a number of degrees Celsius, got {start_C!r:.80}", start_C=start_C)
 
 
 def clock_share(power: Power | None, watts: float, name: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -172,6 +173,15 @@ def test_a_device_warms_up_to_its_steady_state_and_throttles_on_the_way() -> Non
     after = thermal.seconds_to_throttle(700)
     assert thermal.temperature_C(700, after) == pytest.approx(85)
     assert thermal.seconds_to_throttle(550) == float("inf")
+
+
+@pytest.mark.parametrize(
+    "given", [(math.nan,), (-1,), (300, 1, "x"), (300, math.nan), (300, -5), (300, 1, math.nan), ("300",)]
+)
+def test_a_temperature_needs_numbers(given: tuple[Any, ...]) -> None:
+    thermal = mt.Thermal(resistance_K_per_W=0.1, capacity_J_per_K=500, throttle_C=85)
+    with pytest.raises(mt.UsageError, match=r"^(watts|seconds|start_C) must be a"):
+        thermal.temperature_C(*given)
 
 
 def test_a_cluster_within_a_budget_draws_no_more_and_keeps_what_it_may() -> None:
