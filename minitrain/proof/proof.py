@@ -210,6 +210,9 @@ class Proof:
         by = "" if self.backend is None else f", computed by {self.backend}"
         return f"{run.strategy} on {run.world_size} ranks trains {what} as {device}: the largest {largest}{by}"
 
+    def __repr__(self) -> str:
+        return f"<Proof: {self}>"
+
 
 @of_strategy(ProveKeywords)
 def prove(

@@ -238,6 +238,9 @@ class Gap:
     def __str__(self) -> str:
         return "\n".join(self.words)
 
+    def __repr__(self) -> str:
+        return f"<Gap: {self.words[0]}>"
+
 
 def diff(before: Any, after: Any, *, names: tuple[str, str] = ("A", "B")) -> Gap:
     """Attribute the gap between the step times of two runs.

@@ -169,6 +169,7 @@ def test_any_sizes_train_as_one_device_does_or_are_refused(
 
 def test_a_proof_says_what_it_has_proven() -> None:
     proof = mt.prove("ddp", world_size=2, num_layers=3, global_batch_size=8)
+    assert repr(proof) == f"<Proof: {proof}>"
     assert str(proof).startswith("ddp on 2 ranks trains 3 layers as one device does: the largest difference is ")
     assert set(proof.differences) == {0, 1, 2}
     assert proof.largest == max(proof.differences.values())

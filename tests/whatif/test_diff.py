@@ -268,6 +268,7 @@ def test_runs_of_different_programs_are_compared_by_what_sets_their_steps(runs: 
     assert adds_up(gap)
     assert not gap.is_same_program
     assert "programs differ" in str(gap)
+    assert repr(gap) == f"<Gap: {gap.words[0]}>"
     assert gap.conditions == {"strategy": ("zero3", "zero3_prefetch")}
     more = mt.diff(runs["ddp"], runs["zero3"])
     assert adds_up(more)
