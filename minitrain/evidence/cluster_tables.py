@@ -42,6 +42,7 @@ from minitrain.machine.cluster import Cluster
 from minitrain.machine.device_groups import Devices, Link
 from minitrain.machine.measured_layers import LayerTime, MeasuredLayers
 from minitrain.machine.platforms import Platform, find_platform
+from minitrain.operations.event_log import COMPUTE
 from minitrain.run.parameters import RunParameters
 from minitrain.run.simulation import simulate
 from minitrain.workloads.architecture import PRECISIONS, Precision
@@ -325,9 +326,12 @@ def layer_results(row: Row, platform: str | Platform | None, without: Sequence[s
         "contention": True,
         "check": False,
     }
-    one, two = (_pass_seconds(simulate("megatron", workload=_model(row, count), **options)) for count in (1, 2))
-    for place, (name, column) in enumerate((("forward", "fwd_ms"), ("backward", "bwd_ms"))):
-        yield _result(row, name, row.positive(column) / 1e3, two[place] - one[place], tp, _name_of(platform))
+    one, two = (_passes(simulate("megatron", workload=_model(row, count), **options)) for count in (1, 2))
+    for name, column in (("forward", "fwd_ms"), ("backward", "bwd_ms")):
+        (first, before), (seconds, computing) = one[name], two[name]
+        seconds, computing = seconds - first, computing - before
+        found = _result(row, name, row.positive(column) / 1e3, seconds, tp, _name_of(platform))
+        yield replace(found, terms={name: computing, "communication": max(0.0, seconds - computing)})
 
 
 def _recompute(row: Row) -> str:
@@ -359,7 +363,9 @@ def stage_results(row: Row, platform: str | Platform | None, without: Sequence[s
     )
     prices: Any = parameters.predictor()  # one for all ranks
     num_here = (num_layers + 2) // pp
-    terms = {typ: num_here * sum(prices.compute(typ, mbs, layer).seconds for layer in (1, 2)) for _, typ in _PASSES}
+    times = (sum(prices.compute(typ, mbs, layer).seconds for layer in (1, 2)) for _, typ in _PASSES)
+    forward, *backward = (num_here * seconds for seconds in times)
+    terms = {"forward": forward, "backward": sum(backward)}
     measured_s = sum(row.positive(column) for column, _ in _PASSES) / 1e3
     yield replace(_result(row, "stage", measured_s, sum(terms.values()), 1, chosen.name), terms=terms)
 
@@ -379,12 +385,16 @@ def _model(row: Row, num_layers: int) -> Transformer:
     )
 
 
-def _pass_seconds(run: Any) -> tuple[float, float]:
-    """Return how long forward and backward of a step took on rank 0, s."""
+def _passes(run: Any) -> dict[str, tuple[float, float]]:
+    """Return how long forward and backward of a step took on rank 0, and how long it computed in each, s."""
     log = run.logs[0]
     loss = next(event for event in log if event.typ == "loss")
     update = next(event for event in log if event.typ == "update")
-    return loss.time, update.time - loss.time - loss.duration
+    spans = {"forward": (0.0, loss.time), "backward": (loss.time + loss.duration, update.time)}
+    return {
+        name: (end - begin, sum(each.duration for each in log if each.stream == COMPUTE and begin <= each.time < end))
+        for name, (begin, end) in spans.items()
+    }
 
 
 def _result(row: Row, name: str, measured_s: float, predicted_s: float, tp: int, platform: str | None) -> RowResult:

@@ -463,3 +463,12 @@ def test_strict_refuses_rows_that_hang_on_an_assumption(
     assert f"strict: {reason}" in done.skipped[0].reason
     result = CliRunner().invoke(app, ["validate", "--table", str(file), "--strict"])
     assert result.exit_code == 1
+
+
+def test_times_of_layers_have_the_terms_of_the_page(tmp_path: Path) -> None:
+    layers = {"fwd_ms": "1", **CLUSTERED["fwd_ms"], "tp": "2"}
+    done = mt.validate(csv=write(tmp_path / "mine.csv", [layers]))
+    for found in done.rows:
+        assert sum(found["terms"].values()) == pytest.approx(found["predicted_s"])
+        assert min(found["terms"].values()) > 0
+    assert done.write_html(tmp_path / "page.html").read_text("utf-8").count('class="bar"') == 2
