@@ -266,7 +266,7 @@ def closest(value: Any, known: Iterable[str]) -> str:
 def one_of(value: Any, known: Iterable[str]) -> str:
     """Return the remedy for a name that is not known: the one that may have been meant, and all."""
     meant, names = closest(value, known), ", ".join(known)
-    return f"{meant} There are {names}" if meant else f"use one of {names}"
+    return f"{meant} There are {names}" if meant else f"use one of {names}" if names else "there are none"
 
 
 def shown(value: Any) -> str:

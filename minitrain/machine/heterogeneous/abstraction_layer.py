@@ -43,7 +43,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
-from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, closest
+from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, one_of
 from minitrain.machine import SystemConfig, load_config, shipped_configs
 from minitrain.machine.devices.calibration import find_backend
 from minitrain.machine.devices.operations import ELEMENT_BYTES, Operation, known_datatype
@@ -458,8 +458,8 @@ class HardwareAbstractionLayer:
         if found is None:
             known = [shown_key(each) for each in self.hardware_backends]
             raise UsageError(
-                f"no backend is registered for {shown_key(key)} {closest(shown_key(key), known)}; registered are "
-                f"{', '.join(known) or 'none'}: call register_backend",
+                f"no backend is registered for {shown_key(key)}; {one_of(shown_key(key), known)}; "
+                "or call register_backend",
                 key=key,
             )
         return found

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from minitrain.errors import UsageError, closest
+from minitrain.errors import UsageError, one_of
 from minitrain.machine.devices.operations import ELEMENT_BYTES, MatmulShape, Operation, known_datatype
 
 Shape = tuple[int, ...]
@@ -228,7 +228,7 @@ def operation_named(op_type: str) -> OperationKind:
     """
     if op_type not in OPERATIONS:
         raise UsageError(
-            f"there is no operation {op_type!r} {closest(op_type, OPERATIONS)}; use one of {', '.join(OPERATIONS)}",
+            f"there is no operation {op_type!r}; {one_of(op_type, OPERATIONS)}",
             op_type=op_type,
         )
     return OPERATIONS[op_type]

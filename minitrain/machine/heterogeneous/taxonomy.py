@@ -33,7 +33,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from minitrain.errors import UsageError, closest
+from minitrain.errors import UsageError, one_of
 from minitrain.machine import SystemConfig, load_config, shipped_configs
 from minitrain.machine.cluster import Cluster
 from minitrain.machine.cluster_network import system_of
@@ -98,9 +98,7 @@ def class_named(name: Key) -> HardwareClass:
         return name
     known = [each.value for each in HardwareClass]
     if name not in known:
-        raise UsageError(
-            f"there is no class of hardware {name!r} {closest(name, known)}; use one of {', '.join(known)}", name=name
-        )
+        raise UsageError(f"there is no class of hardware {name!r}; {one_of(name, known)}", name=name)
     return HardwareClass(name)
 
 
@@ -361,8 +359,8 @@ class EnhancedHardwareTaxonomy(HardwareTaxonomy):
         """
         if capability_id not in self.capabilities_registry:
             raise UsageError(
-                f"there is no capability {capability_id!r} {closest(capability_id, self.capabilities_registry)}; "
-                "call register_capability first",
+                f"there is no capability {capability_id!r}; {one_of(capability_id, self.capabilities_registry)}; "
+                "or call register_capability first",
                 capability=capability_id,
             )
         self._assigned.setdefault(owner, {})[capability_id] = _share("strength", strength)

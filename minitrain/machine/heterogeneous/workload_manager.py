@@ -39,7 +39,7 @@ from functools import cache
 from heapq import heapify, heapreplace
 from typing import Any
 
-from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, closest, require_count
+from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, one_of, require_count
 from minitrain.machine import SystemConfig
 from minitrain.machine.devices.operations import Operation
 from minitrain.machine.heterogeneous.abstraction_layer import HardwareAbstractionLayer
@@ -254,8 +254,8 @@ def require_mapped(workload: WorkloadProfile, device_mapping: DeviceMapping) -> 
         )
     if unknown:
         raise UsageError(
-            f"device_mapping names {unknown[0]!r}, which is no operation of {workload.workload_id} "
-            f"{closest(unknown[0], workload.by_name)}; there are {', '.join(workload.by_name)}",
+            f"device_mapping names {unknown[0]!r}, which is no operation of {workload.workload_id}; "
+            f"{one_of(unknown[0], workload.by_name)}",
             unknown=tuple(unknown),
         )
 

@@ -30,7 +30,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from minitrain.errors import HardwareConfigError, UsageError, closest, require_count
+from minitrain.errors import HardwareConfigError, UsageError, one_of, require_count
 from minitrain.machine.devices.operations import ELEMENT_BYTES, Operation, Program, known_datatype
 from minitrain.machine.heterogeneous.operations import (
     OPERATIONS,
@@ -248,8 +248,7 @@ def _require_known(names: Iterable[str], known: Mapping[str, Any], who: str) -> 
     for name in names:
         if name not in known:
             raise UsageError(
-                f"{who} {name!r}, which no input and no operation before it gives {closest(name, known)}; there are "
-                f"{', '.join(known)}",
+                f"{who} {name!r}, which no input and no operation before it gives; {one_of(name, known)}",
                 name=name,
             )
 

@@ -606,7 +606,10 @@ def _known(device_id: str, known: Mapping[str, Any]) -> Any:
     if not isinstance(device_id, str) or device_id not in known:
         listed = ", ".join(list(known)[:8]) + (" ..." if len(known) > 8 else "")
         meant = closest(device_id, known)
-        raise UsageError(f"there is no device {device_id!r} {meant}; there are {listed}", device_id=device_id)
+        raise UsageError(
+            f"there is no device {device_id!r}; {f'{meant} There' if meant else 'there'} are {listed}",
+            device_id=device_id,
+        )
     return known[device_id]
 
 

@@ -147,7 +147,7 @@ def test_an_operand_that_a_dead_device_held_is_lost_whoever_computes() -> None:
 @pytest.mark.parametrize(
     ("op_type", "inputs", "message"),
     [
-        ("matmult", {"x": X}, "no operation 'matmult' did you mean \"matmul\""),
+        ("matmult", {"x": X}, "no operation 'matmult'; did you mean \"matmul\""),
         ("matmul", {"x": X}, "matmul takes x, y; what was given lacks y"),
         ("tanh", {"x": X, "axis": 1}, "tanh takes x; what was given does not take axis"),
         ("matmul", {"x": X, "y": X}, r"matmul cannot take arrays of shapes \(4, 6\), \(4, 6\)"),
@@ -178,7 +178,7 @@ def test_what_cannot_be_registered_is_refused(hal: HardwareAbstractionLayer) -> 
         hal.register_backend(HardwareClass.GPU, "cuda")  # type: ignore[arg-type]
     with pytest.raises(mt.UsageError, match="must name others, each once, got class gpu"):
         hal.define_fallback_chain(HardwareClass.GPU, [HardwareClass.GPU])
-    with pytest.raises(mt.UsageError, match="no backend is registered for numpi did you mean"):
+    with pytest.raises(mt.UsageError, match="no backend is registered for numpi; did you mean"):
         hal.put(X, "numpi")
 
 

@@ -441,7 +441,7 @@ def test_mistakes_are_named() -> None:
         made.execute_multi_device_workload(priced_branches(), DEVICES)
     with pytest.raises(mt.UsageError, match="every operation of branches needs a device, and sum3 has none"):
         made.execute_multi_device_workload(WORKLOAD, {n: d for n, d in ROUND_ROBIN.items() if n != "sum3"})
-    with pytest.raises(mt.UsageError, match=r"names 'sum33', which is no operation of branches did you mean"):
+    with pytest.raises(mt.UsageError, match=r"names 'sum33', which is no operation of branches; did you mean"):
         made.execute_multi_device_workload(WORKLOAD, ROUND_ROBIN | {"sum33": A100})
     tpu = HardwareCapabilityProfile.from_device("tpu_v5p")
     with pytest.raises(NoBackendError, match="tpu_v5p has no backend; tried 'tpu_v5p', 'tpu_v5p' and class tpu"):

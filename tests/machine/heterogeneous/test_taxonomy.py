@@ -102,7 +102,7 @@ def test_what_a_config_states_is_a_devices_own() -> None:
     assert (found["async_copies"]["strength"], found["async_copies"]["source"]) == (0.5, GPU)
     assert found["cache:2"]["capacity_bytes"] == 40 * 2**20
     assert taxonomy.profiles_of_class("gpu") == [a100]
-    with pytest.raises(mt.UsageError, match="no class of hardware 'gpus' did you mean \"gpu\""):
+    with pytest.raises(mt.UsageError, match="no class of hardware 'gpus'; did you mean \"gpu\""):
         taxonomy.profiles_of_class("gpus")
 
 
