@@ -2,8 +2,7 @@
 
 `forward_kernels` and `backward_kernels` list those of a whole pass. `pass_kernels` selects what one operation of the
 engine runs of them (a pass through a unit, half of one, the loss, an update), and adds what it computes again. The
-first half of a split backward is all but the gradients of weights, which are the second. A workload whose operations
-can be priced by kernels has the methods of `ListsKernels`.
+first half of a split backward is all but weights' gradients. Workloads priced by kernels have `ListsKernels`' methods.
 
 **Passes over memory** run around matrix multiplications, which are the unit's own (`Unit.gemms`). Their bytes follow
 from what they read and write: a norm reads and writes each element once forward, and backward reads gradient and input,
