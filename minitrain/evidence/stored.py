@@ -7,6 +7,7 @@ written, and a mean that is worse by more than half a point fails.
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -36,9 +37,9 @@ def stored(done: Validation, simulated: Validation) -> dict[str, Any]:
             for errors in done.tables
             if errors.of == "time"
         },
-        "errors": [
+        "errors": sorted(
             _error(run, run.error) for run in (*done.results, *of_default) if run.error is not None and run.kind
-        ],
+        ),
     }
 
 
@@ -66,10 +67,13 @@ def worse(found: Mapping[str, float], before: Mapping[str, float]) -> list[str]:
 
 def main(arguments: Sequence[str]) -> int:
     """Write `stored.json` beside this file, or compare with it; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m minitrain.evidence.stored", description=main.__doc__)
+    parser.add_argument("--check", action="store_true", help="compare with the file")
+    checking = parser.parse_args(arguments).check
     done = validate(jobs=None)
     tables = sorted({run.table for run in done.results if run.platform == _TIMED_AGAIN})
     found = stored(done, validate(tables, platform=_SIMULATED, jobs=None))
-    if "--check" in arguments:
+    if checking:
         lines = worse(found["means"], stored_means())
         print("\n".join(lines) or "no mean is worse")
         return 1 if lines else 0

@@ -208,7 +208,7 @@ def _telling(folder: Path) -> Iterator[None]:
     except (OSError, CheckpointException) as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise UsageError(
-            f"the checkpoint {folder} cannot be written: {_why(error)}; make room, or give another folder",
+            f"the checkpoint {folder} cannot be written: {_why(error)}; give a folder that can be written and has room",
             folder=str(folder),
         ) from None
 

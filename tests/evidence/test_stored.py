@@ -14,7 +14,7 @@ import minitrain as mt
 from minitrain.evidence import similar_runs
 from minitrain.evidence.errors_by_table import tables_folder
 from minitrain.evidence.similar_runs import NOTHING_LIKE_IT, Likeness, StoredError, stored_errors, stored_means
-from minitrain.evidence.stored import stored, worse
+from minitrain.evidence.stored import main, stored, worse
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,3 +112,9 @@ def test_likeness_is_platform_device_kind_axes_and_scale(monkeypatch: pytest.Mon
     none = replace(given, axes={"ep": 8}).how_sure()
     assert none == f"{NOTHING_LIKE_IT} (nemo-h100 on H100, Llama-like: no run with ep)"
     assert replace(given, priced_by="kernels, platform nemo-h100, without waves").how_sure() == NOTHING_LIKE_IT
+
+
+def test_words_that_the_command_does_not_know_start_no_validation(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--chekc"])
+    assert "--chekc" in capsys.readouterr().err
