@@ -147,14 +147,7 @@ async def megatron(
     held = HeldLayers(model, division, zero, len(batches), "megatron", **overlaps)
     in_pairs = overlap_experts and ep > 1 and order.has_pairs
     routing = Routing(imbalance, capacity_factor)
-    passes = LayerPasses(
-        model,
-        division,
-        held,
-        routing,
-        overlap_parts=overlap_parts,
-        in_pairs=in_pairs,
-    )
+    passes = LayerPasses(model, division, held, routing, overlap_parts=overlap_parts, in_pairs=in_pairs)
     messages = HIDDEN if overlap_messages else BATCHED if batch_messages else PLAIN
     sends_shares = scatter_gather and tp > 1 and not division.shards_sequence
     pipeline = PipelineRank(

@@ -103,11 +103,7 @@ def loaded(name: str) -> Any:
 
 
 app = typer.Typer(
-    name="minitrain",
-    cls=ListedCommands,
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
+    name="minitrain", cls=ListedCommands, no_args_is_help=True, add_completion=False, rich_markup_mode=None
 )
 
 

@@ -339,12 +339,7 @@ def _saved(file: Path) -> dict[Path, int]:
 def _followed(given: Given, traces: Traces) -> dict[str, Any]:
     """Return what is kept of ranks and required of them, as arguments of `simulate`."""
     log = options.DEFAULT.log if given.log is None else given.log
-    return {
-        "strict": given.strict,
-        "memory_by_kind": traces is Traces.ALL,
-        "log": log,
-        **options.checking(given),
-    }
+    return {"strict": given.strict, "memory_by_kind": traces is Traces.ALL, "log": log, **options.checking(given)}
 
 
 def _folder(given: Given, traces: Traces) -> Path:

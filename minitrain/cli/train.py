@@ -122,11 +122,7 @@ def train(
     asked = {"num_layers": num_layers, "hardware": hardware}
     sizes = options.batch_of(given) | {name: value for name, value in asked.items() if value is not None}
     done: list[tuple[float, float]] = []  # when each step has ended, s, and its loss
-    with (
-        user_prints_to_stderr(given.as_json),
-        options.saying_warnings(LossWarning),
-        Progress() as progress,
-    ):
+    with user_prints_to_stderr(given.as_json), options.saying_warnings(LossWarning), Progress() as progress:
 
         def watch(_: int, loss: float) -> None:
             done.append((monotonic(), loss))

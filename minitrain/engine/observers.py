@@ -311,12 +311,7 @@ class ContentExecutor(Executor, ABC):
             kept._content = content
 
     def compute(
-        self,
-        model: Any,
-        op: str,
-        given: tuple[Any, ...],
-        named: Mapping[str, Any],
-        do: Callable[[], Any],
+        self, model: Any, op: str, given: tuple[Any, ...], named: Mapping[str, Any], do: Callable[[], Any]
     ) -> Any:
         """Compute the contents of the results.
 

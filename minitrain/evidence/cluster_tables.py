@@ -241,9 +241,7 @@ def _at_most_that_of_more(row: LayerTime, table: MeasuredLayers) -> LayerTime:
         and other.microbatch >= row.microbatch
     ]
     return replace(
-        row,
-        forward_s=min(other.forward_s for other in alike),
-        backward_s=min(other.backward_s for other in alike),
+        row, forward_s=min(other.forward_s for other in alike), backward_s=min(other.backward_s for other in alike)
     )
 
 

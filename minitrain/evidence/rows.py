@@ -330,11 +330,7 @@ _MEGATRON_CORE = replace(
 )
 
 FRAMEWORKS = (
-    replace(
-        _MEGATRON_CORE,
-        name="Megatron-LM of zero-bubble pipelines",
-        words="zero-bubble",
-    ),
+    replace(_MEGATRON_CORE, name="Megatron-LM of zero-bubble pipelines", words="zero-bubble"),
     _OLD_MEGATRON,
     replace(
         _MEGATRON_DEEPSPEED,
@@ -365,19 +361,10 @@ FRAMEWORKS = (
         recompute=None,
     ),
     _MEGATRON_CORE,
-    Framework(
-        name="MosaicML Composer",
-        words="composer",
-        platforms=_EAGER,
-        overlap="always",
-    ),
+    Framework(name="MosaicML Composer", words="composer", platforms=_EAGER, overlap="always"),
     Framework(name="nanotron", words="nanotron", platforms=((r".", "nanotron"),), balances=True),
     Framework(
-        name="InternEvo",
-        words="internevo",
-        platforms=((r".", "internevo"),),
-        overlap="always",
-        gradient_bytes=2,
+        name="InternEvo", words="internevo", platforms=((r".", "internevo"),), overlap="always", gradient_bytes=2
     ),
     Framework(
         name="torchtitan with torch.compile",
@@ -387,13 +374,7 @@ FRAMEWORKS = (
         is_compiled=True,
         overlap="always",
     ),
-    Framework(
-        name="torchtitan",
-        alone="pytorch",
-        words="torchtitan",
-        platforms=_EAGER,
-        overlap="always",
-    ),
+    Framework(name="torchtitan", alone="pytorch", words="torchtitan", platforms=_EAGER, overlap="always"),
     Framework(
         name="NeMo AutoModel's mixtures of experts",
         words="automodel experts",
@@ -410,13 +391,7 @@ FRAMEWORKS = (
         overlap="always",
         is_compiled=True,
     ),
-    Framework(
-        name="PyTorch FSDP",
-        alone="pytorch",
-        words="fsdp",
-        platforms=_EAGER,
-        overlap="always",
-    ),
+    Framework(name="PyTorch FSDP", alone="pytorch", words="fsdp", platforms=_EAGER, overlap="always"),
     Framework(name="DeepSpeed", words="deepspeed", dropout=0.1, overlap="always"),
 )
 """The frameworks, the more special ones first."""

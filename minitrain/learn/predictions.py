@@ -121,10 +121,7 @@ def _tensors(exercise: Exercise) -> str:
     if case.workload is not None:
         return ""
     workload = make_predictor(load_config(exercise.hardware), 1).workload
-    tensors = (
-        Weight(0, case.num_layers, 0),
-        Activation(0, case.num_layers, frozenset([0]), case.global_batch_size),
-    )
+    tensors = (Weight(0, case.num_layers, 0), Activation(0, case.num_layers, frozenset([0]), case.global_batch_size))
     weight, activation = (workload.memory_elements(one) * workload.bytes_per_element / 2**20 for one in tensors)
     return (
         f" (weight, gradient and optimizer state of a layer have {weight:g} MiB each, "

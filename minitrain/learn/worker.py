@@ -171,11 +171,7 @@ class Deadline:
         if self.holds:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
-            _send(
-                os.write,
-                self.result,
-                json.dumps({"error": self.error(_wire().line_of(frame))}).encode() + b"\n",
-            )
+            _send(os.write, self.result, json.dumps({"error": self.error(_wire().line_of(frame))}).encode() + b"\n")
             os._exit(0)
 
     def error(self, line: str | None) -> dict[str, Any]:
@@ -211,12 +207,7 @@ def prepare(config: str) -> tuple[Callable[[str], Any], Any]:  # pragma: no cove
     Returns:
         What loads a strategy, and the config.
     """
-    parts = (
-        "run.simulation",
-        "run.strict.observer",
-        "learn.recorder",
-        "learn.wire",
-    )
+    parts = ("run.simulation", "run.strict.observer", "learn.recorder", "learn.wire")
     for name in parts:
         importlib.import_module(f"minitrain.{name}")
     system = pickle.loads(bytes.fromhex(config)) if config else None  # of the grader, before the submission is loaded

@@ -465,8 +465,7 @@ class SystemConfig:
     mem2: Annotated[Memory, Record(Memory)]
     processing_mode: Annotated[str, one_of("roofline", "no_overlap")]
     networks: Annotated[
-        tuple[Network, ...],
-        ListOf(Record(Network, "an object, one tier"), _SOME_TIERS, some(_SOME_TIERS)),
+        tuple[Network, ...], ListOf(Record(Network, "an object, one tier"), _SOME_TIERS, some(_SOME_TIERS))
     ]
     kernels: Annotated[KernelRates | None, Record(KernelRates)] = None
     sheet: Annotated[DataSheet, Record(DataSheet, is_flat=True, varies=False)] = NO_DATA_SHEET

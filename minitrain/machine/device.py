@@ -91,8 +91,7 @@ def efficiency_at(rows: Rows, amount: float, unit: float) -> float:
         if amount >= bound * unit:
             return efficiency
     raise UsageError(
-        f"the size of an operation must be a number >= 0, not {amount}; check the FLOP or bytes given",
-        amount=amount,
+        f"the size of an operation must be a number >= 0, not {amount}; check the FLOP or bytes given", amount=amount
     )
 
 
@@ -378,8 +377,7 @@ class KernelRates(ReadOnly):
     launch_s: Annotated[float, SECONDS, Key("launch"), "s"]
     graph_launch_s: Annotated[float, SECONDS, Key("graph_launch"), "s"]
     matmul: Annotated[
-        Mapping[str, MatmulRate],
-        Entries(Record(MatmulRate), _DATATYPES, some("an object with at least one datatype")),
+        Mapping[str, MatmulRate], Entries(Record(MatmulRate), _DATATYPES, some("an object with at least one datatype"))
     ] = field(hash=False)
     attention: Annotated[Mapping[str, AttentionRates], Entries(Record(AttentionRates), "an object of generations")] = (
         field(hash=False)
@@ -660,12 +658,7 @@ NO_DATA_SHEET = DataSheet()
 """What a config without any of the optional keys says."""
 
 
-MTBF_HOURS: Mapping[str, float] = MappingProxyType(
-    {
-        "h100": 54 * 24 * 16_384 / 419,
-        "a100": 1000 * 24 * 8 / 6.50,
-    }
-)
+MTBF_HOURS: Mapping[str, float] = MappingProxyType({"h100": 54 * 24 * 16_384 / 419, "a100": 1000 * 24 * 8 / 6.50})
 """Mean time between failures of one device, hours, by family (the name of its hardware config up to the first "_")."""
 
 

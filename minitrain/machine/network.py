@@ -164,9 +164,7 @@ class Network(ReadOnly):
     ops: Annotated[
         Mapping[str, OpRow],
         Entries(
-            OP_ROW,
-            "an object of rows [scalar, offset]",
-            needed=("p2p", "reduce_scatter", "all_gather", "all_reduce"),
+            OP_ROW, "an object of rows [scalar, offset]", needed=("p2p", "reduce_scatter", "all_gather", "all_reduce")
         ),
     ] = field(hash=False)
     must_be_filled: Annotated[bool, FLAG, Key(is_needed=True)] = False

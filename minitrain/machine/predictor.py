@@ -33,13 +33,7 @@ from minitrain.machine.dispatchers import has_experts, shape_of
 from minitrain.machine.kernel_device import KernelDevice, eager_launch_s, gradients_beside, longer_by_pieces, rates_of
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.measured_topology import MeasuredTopology, places_of
-from minitrain.machine.network import (
-    CHANNEL_GBPS,
-    SENDING_WARPS,
-    channels_of_message,
-    memory_bytes,
-    select_tier,
-)
+from minitrain.machine.network import CHANNEL_GBPS, SENDING_WARPS, channels_of_message, memory_bytes, select_tier
 from minitrain.machine.platforms import COMPONENTS, UPDATE_BYTES, exposed_share
 from minitrain.machine.price import (
     FREE,

@@ -205,8 +205,7 @@ def checked_placement(placement: Sequence[int], world_size: int, node_size: int,
     if min(nodes) < 0 or max(nodes) >= num_nodes:
         wrong = min(nodes) if min(nodes) < 0 else max(nodes)
         raise UsageError(
-            f"a placement's nodes must be in 0..{num_nodes - 1}, the largest tier's, not {wrong}",
-            node=wrong,
+            f"a placement's nodes must be in 0..{num_nodes - 1}, the largest tier's, not {wrong}", node=wrong
         )
     node, crowd = Counter(nodes).most_common(1)[0]
     if crowd > node_size:

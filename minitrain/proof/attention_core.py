@@ -159,11 +159,7 @@ def visible(queries: Positions, keys: Positions, window: int | None = None) -> N
 
 
 def attend(
-    queries: Array,
-    positions: Positions,
-    memory: KeysValues,
-    window: int | None = None,
-    packing: Packing | None = None,
+    queries: Array, positions: Positions, memory: KeysValues, window: int | None = None, packing: Packing | None = None
 ) -> Attended:
     """Return what queries get from some keys and values.
 

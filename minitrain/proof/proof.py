@@ -118,11 +118,7 @@ def results_of(run: Run, problem: Problem | TransformerProblem, reference: Refer
 
 
 def _result(
-    rank: int,
-    layer: int,
-    trained: tuple[Any, Flat | None],
-    problem: Problem | TransformerProblem,
-    reference: Reference,
+    rank: int, layer: int, trained: tuple[Any, Flat | None], problem: Problem | TransformerProblem, reference: Reference
 ) -> Result:
     """Return the result of a rank for a layer, or for a piece of one, with the expected weight and state."""
     final, state = trained

@@ -30,19 +30,7 @@ from itertools import count, pairwise
 
 from minitrain.errors import UsageError
 from minitrain.machine.price import Price
-from minitrain.operations import (
-    COMM,
-    NOTE,
-    ON_COMPUTE,
-    PRICE,
-    RECV,
-    SEND,
-    STREAM,
-    STRIDE,
-    TIME,
-    WAITED_FOR,
-    EventLog,
-)
+from minitrain.operations import COMM, NOTE, ON_COMPUTE, PRICE, RECV, SEND, STREAM, STRIDE, TIME, WAITED_FOR, EventLog
 from minitrain.operations import LAUNCHED as LAUNCHED_AT
 
 EXACT = "exact"

@@ -199,17 +199,11 @@ class DeviceMemory:
         """Return the same device with what a framework makes of its tensors."""
         found = fullest_moments(place, platform.memory, fused_loss=platform.fused_loss)
         before = replace(
-            self,
-            held_bytes=found.held_bytes,
-            temporary_bytes=found.temporary_bytes,
-            kept_bytes=found.kept_bytes,
+            self, held_bytes=found.held_bytes, temporary_bytes=found.temporary_bytes, kept_bytes=found.kept_bytes
         )
         beyond_bytes = found.update_reserved_bytes + found.late_bytes
         kept = replace(
-            before,
-            update_bytes=beyond_bytes,
-            before_bytes=before.allocated_bytes,
-            lasting_bytes=found.lasting_bytes,
+            before, update_bytes=beyond_bytes, before_bytes=before.allocated_bytes, lasting_bytes=found.lasting_bytes
         )
         if place.at_update_bytes + found.update_bytes <= found.held_bytes + found.temporary_bytes:
             return kept
@@ -467,10 +461,7 @@ def watching_memory(models: Sequence[Model], *, strict: bool) -> Iterator[list[O
         moment = moment_of_excess(model, units_of(capacity_bytes, element_bytes))
         excess = OutOfMemory(model._rank, moment, capacity_bytes, held, device)
         excesses.append(excess)
-        if strict and running_rank() in (
-            None,
-            model._rank,
-        ):  # or another rank's operation has delivered it
+        if strict and running_rank() in (None, model._rank):  # or another rank's operation has delivered it
             raise error_of(excess)
 
     for model in models:

@@ -130,9 +130,7 @@ FIGURES: tuple[Figure, ...] = (
     _of_machines("energy_joules", asked_of=_never),
     _of_machines("dollars", asked_of=_never),
     Figure(
-        "by_device_kind",
-        lambda run: [each.data() for each in run.by_device_kind],
-        lambda run: bool(run.device_kinds),
+        "by_device_kind", lambda run: [each.data() for each in run.by_device_kind], lambda run: bool(run.device_kinds)
     ),
     Figure("error", lambda _run: None),
 )

@@ -16,12 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from minitrain.engine.deadlocks import DeadlockDetector
 from minitrain.engine.dist import Dist
-from minitrain.engine.event_loop import (
-    RankTask,
-    collecting_unretrieved_errors,
-    end_ownership,
-    task_of_rank,
-)
+from minitrain.engine.event_loop import RankTask, collecting_unretrieved_errors, end_ownership, task_of_rank
 from minitrain.engine.model import Model
 from minitrain.engine.protocol import lines_of_calls, shortened
 from minitrain.engine.semantics import DeclaredLocalSteps, Entry, SharesOfRun

@@ -422,13 +422,7 @@ class Reader:
         return self.faults.judge(line, ("algorithm",), algorithm, TEXT.or_null()) and good
 
     def _set_of(
-        self,
-        line: int,
-        name: str,
-        ranges: Any,
-        known: dict[Any, _Set],
-        end: int,
-        kind: Callable[[Iterable[int]], _Set],
+        self, line: int, name: str, ranges: Any, known: dict[Any, _Set], end: int, kind: Callable[[Iterable[int]], _Set]
     ) -> _Set | None:
         """Return a set by its ranges, the same one for all events that say the same; None if there is none such.
 

@@ -462,11 +462,7 @@ def shows_run_parameters(function: F) -> F:
 
 @of_strategy(SimulateKeywords)
 def simulate(
-    strategy: str | Strategy,
-    *,
-    loop_factory: LoopFactory | None = None,
-    watch: Watch | None = None,
-    **parameters: Any,
+    strategy: str | Strategy, *, loop_factory: LoopFactory | None = None, watch: Watch | None = None, **parameters: Any
 ) -> Run:
     """Simulate one training step of a strategy.
 

@@ -25,17 +25,7 @@ from minitrain.errors import LawError, UsageError
 from minitrain.proof.partial_gradients import PartialGrad
 from minitrain.proof.units import WHOLE, Part
 from minitrain.tensors import Weight
-from minitrain.training.contents import (
-    Attended,
-    Copies,
-    Flat,
-    KeysValues,
-    Logits,
-    Positions,
-    Rows,
-    are_same,
-    part_of,
-)
+from minitrain.training.contents import Attended, Copies, Flat, KeysValues, Logits, Positions, Rows, are_same, part_of
 from minitrain.training.layers import Arithmetic, Carried, Kept, wide
 from minitrain.training.transformer import (
     TransformerNet,

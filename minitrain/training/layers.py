@@ -498,11 +498,7 @@ def cut_again(weight: Flat, state: Flat, shard: int, num_shards: int) -> tuple[F
 
 
 def take_step(
-    optimizer: Optimizer | Averaged,
-    weight: torch.Tensor,
-    grad: torch.Tensor,
-    state: torch.Tensor,
-    count: int,
+    optimizer: Optimizer | Averaged, weight: torch.Tensor, grad: torch.Tensor, state: torch.Tensor, count: int
 ) -> None:
     """Take an optimizer's step in place, as `minitrain.proof.arithmetic` has it.
 

@@ -23,17 +23,7 @@ import numpy as np
 from minitrain.errors import UsageError
 from minitrain.files import write_bytes
 from minitrain.machine.price import Account, Price
-from minitrain.operations import (
-    COLLECTIVES,
-    LAUNCHED,
-    PRICE,
-    RECV,
-    SEND,
-    STRIDE,
-    TIME,
-    WAITED_FOR,
-    EventLog,
-)
+from minitrain.operations import COLLECTIVES, LAUNCHED, PRICE, RECV, SEND, STRIDE, TIME, WAITED_FOR, EventLog
 from minitrain.run.analysis.labels import duration
 from minitrain.run.analysis.moments import Moments
 from minitrain.run.analysis.retiming import make_graph

@@ -176,11 +176,7 @@ def _of_another_program(matches: Sequence[Match]) -> str:
 
 
 def read_profiles(
-    predicted: Run,
-    traces: Sequence[str | os.PathLike[str]],
-    *,
-    marks: Marks | None = None,
-    step: int | None = None,
+    predicted: Run, traces: Sequence[str | os.PathLike[str]], *, marks: Marks | None = None, step: int | None = None
 ) -> Profiled:
     """Read traces of torch's profiler as a measured run of the program that was predicted.
 

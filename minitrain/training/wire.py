@@ -424,13 +424,7 @@ class Started:
     """
 
     def __init__(
-        self,
-        arithmetic: Arithmetic,
-        record: Collective,
-        group: Any,
-        ranks: Sequence[int],
-        index: int,
-        root: int | None,
+        self, arithmetic: Arithmetic, record: Collective, group: Any, ranks: Sequence[int], index: int, root: int | None
     ) -> None:
         as_for_all = bool(record.to_root) and not is_known(record.name)
         self.arithmetic, self.name = arithmetic, record.to_root if as_for_all else record.name

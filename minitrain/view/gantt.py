@@ -502,10 +502,7 @@ def _caption(run: _Run) -> dict[str, Any]:
 def _arranged(heights: Sequence[int]) -> dict[str, Any]:
     """Return the height of the figure, and domains and captions of panels of these heights, px, from the top."""
     inner = sum(heights) + _CAPTION * max(len(heights) - 1, 0) + (_MEMORY_GAP if heights else 0) + MEMORY_HEIGHT
-    changes: dict[str, Any] = {
-        "height": inner + _HEAD + _BOTTOM,
-        "legend2.y": MEMORY_HEIGHT / inner,
-    }
+    changes: dict[str, Any] = {"height": inner + _HEAD + _BOTTOM, "legend2.y": MEMORY_HEIGHT / inner}
     top = inner
     for place, height in enumerate(heights):
         changes[f"annotations[{place}].y"] = top / inner

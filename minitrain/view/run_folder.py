@@ -219,9 +219,7 @@ def draw_comparison(comparison: Comparison) -> Any:
 
     runs = comparison.succeeded
     return compare_figure(
-        {run.strategy: run.drawn for run in runs},
-        {run.strategy: _captioned(run) for run in runs},
-        title_of(comparison),
+        {run.strategy: run.drawn for run in runs}, {run.strategy: _captioned(run) for run in runs}, title_of(comparison)
     )
 
 
@@ -270,12 +268,7 @@ def folder_name(name: str) -> str:
 
 
 def write_run(
-    run: Run,
-    parent: str | PathLike[str],
-    name: str | None = None,
-    *,
-    page_alone: bool = False,
-    all_ranks: bool = True,
+    run: Run, parent: str | PathLike[str], name: str | None = None, *, page_alone: bool = False, all_ranks: bool = True
 ) -> Path:
     """Write a run's page, Chrome trace and log into a folder named after its strategy.
 
@@ -338,11 +331,7 @@ def _unused(name: str, taken: Collection[str]) -> str:
 
 
 def write_comparison(
-    comparison: Comparison,
-    parent: str | PathLike[str],
-    *,
-    pages_alone: bool = False,
-    all_ranks: bool = True,
+    comparison: Comparison, parent: str | PathLike[str], *, pages_alone: bool = False, all_ranks: bool = True
 ) -> Sequence[Path]:
     """Write every run that succeeded, and a page that compares them and links to theirs.
 

@@ -334,11 +334,7 @@ def _path_columns(path: CriticalPath, shown: Ints, unit: float) -> dict[str, Int
     line = path.timeline
     start = line.time[path.event]
     end = np.where(path.counts, line.end[path.event], start)
-    return {
-        "path_row": shown[line.rank[path.event]],
-        "path_start": _ticks(start, unit),
-        "path_end": _ticks(end, unit),
-    }
+    return {"path_row": shown[line.rank[path.event]], "path_start": _ticks(start, unit), "path_end": _ticks(end, unit)}
 
 
 def _row(line: Timeline, rows: Sequence[int], view: View, peak_bytes: float) -> dict[str, Any]:

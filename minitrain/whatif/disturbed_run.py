@@ -89,10 +89,7 @@ class Checkpoint:
         """Return a checkpoint of another size, which is read and written by the same ranks in the same parts."""
         factor = size_bytes / self.size_bytes
         return replace(
-            self,
-            size_bytes=size_bytes,
-            read_bytes=self.read_bytes * factor,
-            largest_bytes=self.largest_bytes * factor,
+            self, size_bytes=size_bytes, read_bytes=self.read_bytes * factor, largest_bytes=self.largest_bytes * factor
         )
 
     def write_s(self, recovery: Recovery) -> float:

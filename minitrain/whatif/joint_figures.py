@@ -17,13 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minitrain.operations import COMPUTE, PRICE, RECV, STREAM, STRIDE, TYP, EventLog
-from minitrain.run.analysis.breakdown import (
-    AxisTotal,
-    Meshes,
-    PassTime,
-    axis_finder,
-    mean,
-)
+from minitrain.run.analysis.breakdown import AxisTotal, Meshes, PassTime, axis_finder, mean
 from minitrain.run.analysis.timeline import Floats, Ints
 from minitrain.run.device_memory import (
     DeviceMemory,

@@ -163,13 +163,7 @@ class RankRoutes:
         ]
 
     def _phase(
-        self,
-        tier: Network | None,
-        op: str,
-        num_ranks: float,
-        lanes: Counter[Lane],
-        size_bytes: float,
-        seconds: float,
+        self, tier: Network | None, op: str, num_ranks: float, lanes: Counter[Lane], size_bytes: float, seconds: float
     ) -> Phase:
         """Return a flow that takes `seconds` where it is alone.
 

@@ -585,10 +585,7 @@ _RULES: Sequence[tuple[tuple[str, ...], Callable[[Fields], str | None]]] = (
     (("num_heads", "num_kv_heads", "latent"), _latent_has_all_heads),
     (("hidden_size", "num_heads", "head_dim", "latent"), _latent_sets_head_dim),
     (("seq_len", "positions", "norm", "num_positions"), _positions_suffice),
-    (
-        ("ffn_hidden_size", "hidden_size", "mlp", "num_layers", "moe_layers", "num_experts"),
-        _dense_layers_have_a_size,
-    ),
+    (("ffn_hidden_size", "hidden_size", "mlp", "num_layers", "moe_layers", "num_experts"), _dense_layers_have_a_size),
     (("moe_ffn_hidden_size", "ffn_hidden_size", "hidden_size", "mlp", "num_experts"), _experts_have_a_size),
     (("num_experts", "experts_per_token"), _a_token_goes_to_experts),
     (("num_experts", "num_shared_experts", "moe_layers", "router_bias"), _experts_are_there),

@@ -216,10 +216,7 @@ def heads(config: ConfigReader, *default: int) -> Fields:
     """Read heads of keys and values, and a size of heads of its own."""
     if default:
         return {"num_kv_heads": config.count("num_key_value_heads", *default)}
-    return {
-        "num_kv_heads": config.optional_count("num_key_value_heads"),
-        "head_dim": config.optional_count("head_dim"),
-    }
+    return {"num_kv_heads": config.optional_count("num_key_value_heads"), "head_dim": config.optional_count("head_dim")}
 
 
 def windows(config: ConfigReader, fields: Fields, layers: Callable[[int], bool], default: int | None = None) -> Fields:
@@ -377,13 +374,7 @@ def _windows_of_qwen(config: ConfigReader, fields: Fields) -> Fields:
 def _qwen2(config: ConfigReader) -> Fields:
     """Read Qwen 2 and 2.5: Llama with biases for queries, keys and values."""
     fields = like_llama(config)
-    return {
-        **fields,
-        **_windows_of_qwen(config, fields),
-        **heads(config, 32),
-        "qkv_bias": True,
-        "output_bias": False,
-    }
+    return {**fields, **_windows_of_qwen(config, fields), **heads(config, 32), "qkv_bias": True, "output_bias": False}
 
 
 def _qwen3(config: ConfigReader) -> Fields:

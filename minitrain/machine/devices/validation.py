@@ -161,12 +161,7 @@ class ValidationReport:
     def as_json(self) -> dict[str, Any]:
         """Return everything, ready for JSON."""
         rows, criteria = ([asdict(each) for each in part] for part in (self.rows, self.criteria))
-        head = {
-            "device": self.device,
-            "verdict": self.verdict,
-            "is_complete": self.is_complete,
-            "clock": self.clock,
-        }
+        head = {"device": self.device, "verdict": self.verdict, "is_complete": self.is_complete, "clock": self.clock}
         return head | {"criteria": criteria, "rows": rows}
 
     def __str__(self) -> str:

@@ -227,10 +227,7 @@ def operation_named(op_type: str) -> OperationKind:
         UsageError: there is none.
     """
     if op_type not in OPERATIONS:
-        raise UsageError(
-            f"there is no operation {op_type!r}; {one_of(op_type, OPERATIONS)}",
-            op_type=op_type,
-        )
+        raise UsageError(f"there is no operation {op_type!r}; {one_of(op_type, OPERATIONS)}", op_type=op_type)
     return OPERATIONS[op_type]
 
 

@@ -248,8 +248,7 @@ def _require_known(names: Iterable[str], known: Mapping[str, Any], who: str) -> 
     for name in names:
         if name not in known:
             raise UsageError(
-                f"{who} {name!r}, which no input and no operation before it gives; {one_of(name, known)}",
-                name=name,
+                f"{who} {name!r}, which no input and no operation before it gives; {one_of(name, known)}", name=name
             )
 
 

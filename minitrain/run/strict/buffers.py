@@ -454,13 +454,7 @@ class View(Origin):
     __slots__ = ("place", "size", "whole")
 
     def __init__(
-        self,
-        whole: Origin,
-        place: tuple[int, int],
-        units: int,
-        fields: Fields,
-        step: int | None,
-        line: Line,
+        self, whole: Origin, place: tuple[int, int], units: int, fields: Fields, step: int | None, line: Line
     ) -> None:
         super().__init__(whole.ledger, 0, fields, step, line)
         version = whole.version

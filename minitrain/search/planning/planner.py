@@ -342,7 +342,7 @@ def nothing_fits(
         said = ", ".join(f"{group} lacks {datatype}" for group, datatype in missing.items())
         return UsageError(
             f"no layout of {name} has a precision that all of its devices compute in: {said}; allow another precision, "
-            "or leave these devices out",
+            "or leave these devices out"
         )
     if not verdicts and budget_watts is not None:
         return UsageError(

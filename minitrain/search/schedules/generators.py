@@ -653,12 +653,7 @@ class _Pipeline:
     """
 
     def __init__(
-        self,
-        num_ranks: int,
-        num_microbatches: int,
-        most_alive: int,
-        costs: Sequence[float],
-        choices: tuple[bool, ...],
+        self, num_ranks: int, num_microbatches: int, most_alive: int, costs: Sequence[float], choices: tuple[bool, ...]
     ) -> None:
         self.last, self.num, self.most_alive = num_ranks - 1, num_microbatches, most_alive
         self.times: dict[Kind, float] = dict(zip(_PASSES, costs[:3], strict=True))

@@ -706,9 +706,5 @@ def _stage(passes: Passes, kinds: Sequence[int], layers: range, num_layers: int)
         pieces[0] = behind.then(pieces[0])
         backs.append(pieces)
     return StagePiece(
-        joined(forward_layers),
-        joined(backs[0]),
-        joined(backs[1]),
-        tuple(forward_layers),
-        tuple(backs[0]),
+        joined(forward_layers), joined(backs[0]), joined(backs[1]), tuple(forward_layers), tuple(backs[0])
     )

@@ -426,11 +426,7 @@ def axes_of(strategy: str | Strategy, machine: Machine, space: Axes) -> dict[str
 
 
 def candidates(
-    strategy: str | Strategy,
-    machine: Machine,
-    axes: Axes,
-    min_microbatches: int,
-    asked: Collection[str] = (),
+    strategy: str | Strategy, machine: Machine, axes: Axes, min_microbatches: int, asked: Collection[str] = ()
 ) -> Iterator[Candidate]:
     """Yield the configurations of a strategy, each once, those that break a rule among them.
 

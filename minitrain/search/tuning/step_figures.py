@@ -25,13 +25,7 @@ from minitrain.machine.framework_memory import HeldWeight, Place
 from minitrain.machine.platforms import Platform
 from minitrain.run.analysis.breakdown import BusyTimeSum
 from minitrain.run.analysis.timeline import Floats
-from minitrain.run.device_memory import (
-    DeviceMemory,
-    bytes_of_rounding,
-    known_platform,
-    num_logits,
-    workspace_bytes_of,
-)
+from minitrain.run.device_memory import DeviceMemory, bytes_of_rounding, known_platform, num_logits, workspace_bytes_of
 from minitrain.search.tuning.layouts import (
     BACKWARD,
     END_FIGURES,

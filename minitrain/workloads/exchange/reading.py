@@ -16,13 +16,7 @@ import yaml
 
 from minitrain.errors import UsageError
 from minitrain.files import parse_json, read_text
-from minitrain.workloads.exchange import (
-    deepspeed,
-    megatron_bridge,
-    megatron_core,
-    megatron_lm,
-    torchtitan,
-)
+from minitrain.workloads.exchange import deepspeed, megatron_bridge, megatron_core, megatron_lm, torchtitan
 from minitrain.workloads.exchange.megatron_lm import words_of
 from minitrain.workloads.exchange.recipe import Recipe
 from minitrain.workloads.transformer import Transformer

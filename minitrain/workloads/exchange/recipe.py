@@ -52,11 +52,7 @@ class Recipe:
             >>> Recipe("fsdp", {"microbatch_size": 1}, None, 8, 16).keywords(workload="llama3-8b")["global_batch_size"]
             16
         """
-        known = {
-            "workload": self.model,
-            "world_size": self.world_size,
-            "global_batch_size": self.global_batch_size,
-        }
+        known = {"workload": self.model, "world_size": self.world_size, "global_batch_size": self.global_batch_size}
         given = {name: value for name, value in known.items() if value is not None}
         found = {"strategy": self.strategy, **given, **self.options, **changes}
         for name in known:
