@@ -93,14 +93,16 @@ class UsageError(MinitrainError, ValueError):
     """A parameter of a public function or command has a value outside its rule."""
 
 
-def require_count(name: str, value: Any, least: int = 1) -> int:
-    """Return `value` if it is an int of at least `least`.
+def require_count(name: str, value: Any, least: int = 1, most: int | None = None) -> int:
+    """Return `value` if it is an int of at least `least`, and at most `most`.
 
     Raises:
         UsageError: it is not.
     """
     if not is_count(value, least):
         raise UsageError(f"{name} must be an integer of at least {least}, got {value!r}", name=name, value=value)
+    if most is not None and value > most:
+        raise UsageError(f"{name} must be at most {most}, got {shown(value)}", name=name, value=value)
     return value  # type: ignore[no-any-return]  # an int
 
 

@@ -32,7 +32,7 @@ from minitrain.run.parameters import (
     EXCLUSIONS,
     LOGS,
     MACHINE,
-    MOST_SAMPLES,
+    MOST,
     OF_TRANSFORMER,
     OPTIONS,
     OUTPUT,
@@ -82,7 +82,9 @@ class SharedOptions:
         html: Write a page.
     """
 
-    microbatch_size: int | None = count(None, "--microbatch-size", "--microbatch", commands=_TRAINED, most=MOST_SAMPLES)
+    microbatch_size: int | None = count(
+        None, "--microbatch-size", "--microbatch", commands=_TRAINED, most=MOST["global_batch_size"]
+    )
     option: Any = parameter(None, "--option", "-o", commands=_TRAINED, kind=list, metavar="NAME=VALUE")
     cost_per_hour: float | None = parameter(
         None, "--cost-per-hour", commands="compare run tune", kind=float, metavar="USD", least=0, panel=MACHINE

@@ -157,7 +157,7 @@ MODEL, MACHINE, OUTPUT, WORKERS, FAILURES = "Model and ranks", "Machine", "Outpu
 """Headings of options in the help of commands."""
 
 # Larger than any run in practice; without a limit, a typing error could fill the memory.
-MOST_RANKS, MOST_LAYERS, MOST_SAMPLES, MOST_STEPS = 2**21, 2**17, 2**24, 2**24
+MOST = {"world_size": 2**21, "num_layers": 2**17, "global_batch_size": 2**24, "steps": 2**24}
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +297,7 @@ class RunParameters:
         UsageError: a parameter is outside its rule, or two exclude each other.
     """
 
-    world_size: int = count(8, "--world-size", commands=_SIZED, most=MOST_RANKS)
+    world_size: int = count(8, "--world-size", commands=_SIZED, most=MOST["world_size"])
     workload: Any = parameter(None, "--workload", "--model", commands=_ALL, metavar="NAME")
     seq_len: int | None = count(None, "--seq-len", "--seq", commands=_ALL)
     precision: Any = parameter(None, "--precision", commands=_TRAINING, metavar="NAME")
@@ -305,9 +305,9 @@ class RunParameters:
     frozen_layers: int | None = count(None, "--frozen-layers", commands=_ALL)
     documents: Any = parameter(None, "--documents", commands=_SIZED.replace(" tune", ""), metavar="LENGTHS")
     ema: float | None = parameter(None, "--ema", commands=_TRAINING, metavar="DECAY", kind=float)
-    num_layers: int = count(32, "--num-layers", "--layers", commands=_ALL, most=MOST_LAYERS)
-    global_batch_size: int = count(64, "--global-batch-size", "--batch", commands=_ALL, most=MOST_SAMPLES)
-    steps: int = count(1, "--steps", commands="compare run", most=MOST_STEPS)
+    num_layers: int = count(32, "--num-layers", "--layers", commands=_ALL, most=MOST["num_layers"])
+    global_batch_size: int = count(64, "--global-batch-size", "--batch", commands=_ALL, most=MOST["global_batch_size"])
+    steps: int = count(1, "--steps", commands="compare run", most=MOST["steps"])
     shares: Any = parameter(None, "--shares", commands="compare run", metavar="N,...")
     strict: bool = parameter(False, "--strict", commands=f"{_RUNS} prove", kind=bool)
     hardware: Hardware = parameter(
@@ -358,9 +358,8 @@ class RunParameters:
             raise UsageError("hardware must be one machine, got a list; `mt.price` takes several")
         object.__setattr__(self, "hardware", cluster_or_other(self.hardware))
         self._take_workload()
-        for name in SIZES:
-            require_count(name, getattr(self, name))
-        require_count("steps", self.steps)
+        for name, most in MOST.items():
+            require_count(name, getattr(self, name), most=most)
         if self.log not in LOGS:
             raise UsageError(f'log must be "full" or "summary", got {self.log!r}', log=self.log)
         if hasattr(self.hardware, "profile"):  # a platform, whose links the run shares

@@ -154,3 +154,9 @@ def test_totals_have_a_class_of_run_of_their_own() -> None:
 def test_the_command_line_has_the_names_of_python() -> None:
     for name, option in OPTIONS.items():
         assert option.flags[0].partition("/")[0] == f"--{name.replace('_', '-')}"
+
+
+@pytest.mark.parametrize("name", ["world_size", "num_layers", "global_batch_size", "steps"])
+def test_a_size_that_would_fill_the_memory_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=rf"{name} must be at most \d+, got 1000000000000000000000000000000"):
+        RunParameters(**{name: 10**30})  # type: ignore[arg-type]  # of any parameter
