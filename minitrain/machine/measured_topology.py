@@ -43,12 +43,12 @@ from minitrain.machine.network import (
     require_two_levels,
     wire_share,
 )
-from minitrain.machine.topology import RING_OPS, HierarchicalTopology, Transfer
+from minitrain.machine.topology import RING_OPS, HierarchicalTopology, Transfer, make_topology
 from minitrain.operations.collectives import COLLECTIVES
 
 if TYPE_CHECKING:
     from minitrain.machine.network import Network, TransferCurve
-    from minitrain.machine.topology import GroupShape
+    from minitrain.machine.topology import GroupShape, Topology
 
 
 class MeasuredTopology:
@@ -221,6 +221,16 @@ class MeasuredTopology:
         nic_GBps = tier.bandwidth * node_size / tier.nics  # noqa: N806 - a unit
         shared = tier.nics * num_local / self._ranks_per_node
         return nic_GBps * min(shared, num_local * max(1.0, tier.nics / node_size))
+
+
+def topology_of(
+    tiers: Sequence[Network], world_size: int, network: str, placement: Sequence[int] | None, without: Sequence[str]
+) -> Topology:
+    """Return what `make_topology` does, but measured curves where tiers have them and no ablation leaves them out."""
+    specified = make_topology(tiers, world_size, network, placement)
+    if network == "flat" or "curves" in without or not any(tier.curves for tier in tiers):
+        return specified
+    return MeasuredTopology(tiers, world_size, placement, may_be_unfilled=network == "auto")
 
 
 def places_of(topology: Any) -> Any:

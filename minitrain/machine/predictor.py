@@ -32,7 +32,7 @@ from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
 from minitrain.machine.dispatchers import has_experts, shape_of
 from minitrain.machine.kernel_device import KernelDevice, eager_launch_s, gradients_beside, longer_by_pieces, rates_of
 from minitrain.machine.measured_layers import MeasuredLayers
-from minitrain.machine.measured_topology import MeasuredTopology, places_of
+from minitrain.machine.measured_topology import places_of, topology_of
 from minitrain.machine.network import CHANNEL_GBPS, SENDING_WARPS, channels_of_message, memory_bytes, select_tier
 from minitrain.machine.platforms import COMPONENTS, UPDATE_BYTES, exposed_share
 from minitrain.machine.price import (
@@ -182,9 +182,10 @@ class DevicePredictor:
         node_size = min(tier.size for tier in tiers) if len(tiers) > 1 else None
         if kind == "collective":
             op, _, ranks, algorithm = asked
-            return account_of_transfer(price, self._collective(op, 0, ranks, algorithm), len(ranks), node_size)
+            others = self._collective(op, 0, ranks, algorithm), self._on_wire(*asked)
+            return account_of_transfer(op, price, *others, len(ranks), node_size)
         if kind == "p2p":
-            return account_of_transfer(price, self._p2p(asked[0], 0, *asked[2:]), 2, node_size)
+            return account_of_transfer("p2p", price, self._p2p(asked[0], 0, *asked[2:]), price, 2, node_size)
         shared = {WRITE: "a rank's share of the storage", UPDATE_ON_HOST: "a rank's share of the host's optimizer step"}
         of = shared.get(asked[0], "the host's memory")
         return Account(f"the bytes at the rate of {of}", Part("", price.seconds))
@@ -245,6 +246,10 @@ class DevicePredictor:
         if len(ranks) == 1:
             return Price(0.0, size_bytes)
         return _price_of_transfer(self.topology.collective(op, size_bytes, ranks, algorithm), size_bytes)
+
+    def _on_wire(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price | None:
+        """Return the price of a collective of which computing hides nothing; None where nobody knows."""
+        return DevicePredictor._collective(self, op, size_bytes, ranks, algorithm)
 
     def _p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:  # noqa: ARG002  (both sides pay)
         return _price_of_transfer(self.topology.p2p(size_bytes, source, dest), size_bytes)
@@ -415,7 +420,8 @@ class KernelPredictor(_ConfigPredictor):
             launch_s = platform.launch_factor * eager_launch_s(system.name, has_experts=is_waiting)
         rates, launch_s = platform.rates(rates.without(*terms)), 0.0 if "launches" in terms else launch_s
         device = KernelDevice(system, rates, launch_s=launch_s, num_devices=world_size)
-        super().__init__(workload, device, _topology(system, world_size, network, placement, pricing))
+        topology = topology_of(system.networks, world_size, network, placement, without=pricing.without)
+        super().__init__(workload, device, topology)
 
     def _remember_prices(self) -> None:
         """Begin anew for a workload, which must list its kernels."""
@@ -459,21 +465,34 @@ class KernelPredictor(_ConfigPredictor):
         """Return the price of a collective but for what tensor parallelism hides of it."""
         platform = self._platform
         if platform.shares_by_rank and op in ("all_gather", "reduce_scatter"):
-            price = super()._collective(op, size_bytes, ranks, algorithm)
+            gathered = super()._collective(op, size_bytes, ranks, algorithm)
             copies_s = _MATRICES_OF_UNIT * len(ranks) * eager_launch_s(self.system.name)
-            return replace(price, seconds=price.seconds + copies_s)
-        if op == "all_to_all" and platform.dispatcher != "alltoall" and len(ranks) > 1 and has_experts(self.workload):
+            return replace(gathered, seconds=gathered.seconds + copies_s)
+        price, exposed = self._on_wire(op, size_bytes, ranks, algorithm), self._exposed(op, ranks)
+        if price is None:
             return self._dispatch(size_bytes, ranks)
-        precision = getattr(getattr(self.workload, "model", None), "precision", None)
-        exposed = exposed_share(platform.parts_overlap, op, getattr(precision, "scaling", None))
-        if exposed * platform.parts_exposed == 1 or not self._are_neighbours(ranks):
-            return super()._collective(op, size_bytes, ranks, algorithm)
-        is_cast = op == "all_gather" and getattr(precision, "gathers_narrow", False)  # before, to half of the bits
-        wire_bytes = size_bytes / 2 if is_cast else size_bytes
-        price = super()._collective(op, wire_bytes, ranks, algorithm)
+        if exposed is None:
+            return price
         hidden = (1 - exposed) and self._not_hidden(op, price.seconds, size_bytes, len(ranks))
         longer = exposed * price.seconds + (1 - exposed) * hidden
         return replace(price, seconds=platform.parts_exposed * longer, size_bytes=size_bytes)
+
+    def _on_wire(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price | None:
+        dispatcher = self._platform.dispatcher
+        if op == "all_to_all" and dispatcher != "alltoall" and len(ranks) > 1 and has_experts(self.workload):
+            return None
+        precision = getattr(getattr(self.workload, "model", None), "precision", None)
+        is_cast = op == "all_gather" and getattr(precision, "gathers_narrow", False)  # before, to half of the bits
+        if is_cast and self._exposed(op, ranks) is not None:
+            size_bytes /= 2
+        return super()._on_wire(op, size_bytes, ranks, algorithm)
+
+    def _exposed(self, op: str, ranks: Sequence[int]) -> float | None:
+        """Return the share of a collective that no multiplication beside it hides; None where none ever does."""
+        precision = getattr(getattr(self.workload, "model", None), "precision", None)
+        share = exposed_share(self._platform.parts_overlap, op, getattr(precision, "scaling", None))
+        hides = share * self._platform.parts_exposed != 1 and self._are_neighbours(ranks)
+        return share if hides else None
 
     def _dispatch(self, size_bytes: float, ranks: Sequence[int]) -> Price:
         """Return the price of bringing copies of tokens to experts, or back, but by an all_to_all."""
@@ -527,17 +546,6 @@ class KernelPredictor(_ConfigPredictor):
         memory_s = device.passes_seconds(work) * self._slowdown
         persistent_s = device.persistent_seconds(work) * self._slowdown if self._platform.persistent else 0.0
         return Price(device.pass_seconds(work) * self._slowdown, memory_s=memory_s, persistent_s=persistent_s)
-
-
-def _topology(
-    system: SystemConfig, world_size: int, network: str, placement: Sequence[int] | None, pricing: Pricing
-) -> Topology:
-    """Return what prices transfers: measured curves, unless there are none, or they are not wanted."""
-    specified = make_topology(system.networks, world_size, network, placement)
-    is_measured = any(tier.curves for tier in system.networks) and "curves" not in pricing.without
-    if network == "flat" or not is_measured:
-        return specified
-    return MeasuredTopology(system.networks, world_size, placement, may_be_unfilled=network == "auto")
 
 
 def _without(work: KernelList, left_out: frozenset[str]) -> KernelList:

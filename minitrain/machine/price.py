@@ -37,6 +37,7 @@ from minitrain.errors import UsageError
 from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
 from minitrain.machine.kernel_device import LIMITS, KernelDevice, why_no_kernels
 from minitrain.machine.measured_layers import MeasuredLayers
+from minitrain.machine.network import wire_share
 from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
 from minitrain.workloads.workload import Cost, PassMode, Workload
 
@@ -440,12 +441,16 @@ class Account:
         whole: all that it pays for.
         parts: the kernels of which it is the sum.
         peak_flop_per_s: of the device; None where it has none.
+        wire_bytes: what a transfer puts on the wire of each rank; 0 where nobody knows.
+        wire_s: how long they are on it, s: more than the price where computing beside them hides a part.
     """
 
     rule: str
     whole: Part
     parts: tuple[Part, ...] = ()
     peak_flop_per_s: float | None = None
+    wire_bytes: float = 0.0
+    wire_s: float = 0.0
 
 
 def account_of_work(work: Cost | KernelList, device: Device, datatype: str, price: Price) -> Account:
@@ -496,16 +501,23 @@ def _scaled(price: Price, seconds: float, usual: float) -> float:
     return price.seconds * seconds / usual if usual else 0.0
 
 
-def account_of_transfer(price: Price, latency: Price, among: int, node_size: int | None) -> Account:
+def account_of_transfer(
+    op: str, price: Price, latency: Price, on_wire: Price | None, among: int, node_size: int | None
+) -> Account:
     """Return the account of a collective or a message.
 
     Args:
+        op: "p2p" or a collective.
         price: what it came to.
         latency: what it would with no bytes.
+        on_wire: what it would if computing beside it hid nothing; None where nobody knows.
         among: how many ranks take part.
         node_size: devices of a node, where the network has several tiers.
     """
     where = "" if node_size is None else " inside a node" if price.tier_size == node_size else " across nodes"
     rule = f"{price.algorithm or ''} among {among} ranks{where}".strip()
     endless = {"bandwidth": latency.seconds, "latency": max(price.seconds - latency.seconds, 0.0)}
-    return Account(rule, Part("", price.seconds, endless=endless))
+    whole = Part("", price.seconds, endless=endless)
+    if on_wire is None:
+        return Account(rule, whole)
+    return Account(rule, whole, (), None, wire_share(op, among) * on_wire.size_bytes, on_wire.seconds)

@@ -255,13 +255,13 @@ Accounts = Mapping[int, Callable[[], Account]]
 """What explains prices, by the price's id."""
 
 _LIMITS = {
-    "compute": ("compute", "arithmetic"),
-    "memory": ("memory", "memory bandwidth"),
-    "launches": ("launches", "launching"),
-    "bandwidth": ("network bandwidth", "network bandwidth"),
-    "latency": ("network latency", "messages without latency"),
+    "compute": ("compute", "arithmetic in no time"),
+    "memory": ("memory", "endless memory bandwidth"),
+    "launches": ("launches", "launches in no time"),
+    "bandwidth": ("network bandwidth", "endless network bandwidth"),
+    "latency": ("network latency", "no network latency"),
 }
-"""What a limit is called as a bound, and as what might be endless."""
+"""What a limit is called as a bound, and what would be without it."""
 _METHODS = {RECV: "receive", RECOMPUTED: "forward"}
 _LEAST_SHARE = 0.005
 
@@ -340,6 +340,11 @@ def _together(name: str, parts: Sequence[tuple[Part, float, float]]) -> tuple[st
 def _facts(whole: Part, account: Account) -> Iterator[tuple[str, str]]:
     """Yield what is said of all that a price pays for."""
     yield "price", f"{duration(whole.seconds)}: {account.rule}"
+    if account.wire_s:
+        hidden = max(0.0, 1 - whole.seconds / account.wire_s)
+        beside = f"; {hidden:.0%} of it hidden by computing beside it" if hidden >= _LEAST_SHARE else ""
+        rate = f"{account.wire_bytes / account.wire_s / 1e9:.4g} GB/s"
+        yield "on the wire", f"{size(account.wire_bytes)} a rank in {duration(account.wire_s)}, {rate}{beside}"
     if whole.work_flop:
         yield "FLOP", f"{_flop(whole.work_flop)}, {_reached(whole, 'compute', account.peak_flop_per_s)}"
     if whole.traffic_bytes:
@@ -357,7 +362,7 @@ def _savings(whole: Part) -> str:
         for limit, share in sorted(saved.items(), key=lambda each: -each[1])
         if share >= _LEAST_SHARE
     ]
-    return f"; endless {', '.join(shown)}" if shown else ""
+    return f"; {', '.join(shown)}" if shown else ""
 
 
 def _flop(amount: float) -> str:

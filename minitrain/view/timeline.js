@@ -400,8 +400,7 @@ export async function mountTimeline(element, data, options = {}) {
     if (c.account[i] < 0 && data.unexplained) pairs.push(['price', data.unexplained]);
     if (begin >= 0) pairs.push(['began when it did', `since ${data.kinds[c.cause_kind[i]].name}` +
       ` ${layerName(c.cause_layer[i])}`.trimEnd() + ` of rank ${data.ranks[begin]} came before`]);
-    if (c.bytes[i] > 0) pairs.push(['moves', `${amount(c.bytes[i])} ${data.partners[c.partner[i]] || ''}`.trim() +
-      `, ${amount(c.bytes[i] / (bars.end[i] - bars.start[i]))}/s`]);
+    if (c.bytes[i] > 0) pairs.push(['moves', `${amount(c.bytes[i])} ${data.partners[c.partner[i]] || ''}`.trim()]);
     for (const each of marks) if (each.bar === i) pairs.push(['difference ' + each.name, each.text]);
     pairs.push(['memory then', amount(heldAt(c.row[i], bars.start[i]))]);
     return pairs;

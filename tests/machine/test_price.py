@@ -62,6 +62,24 @@ def test_a_ring_is_bound_by_latency_or_by_bandwidth(size_bytes: float, bound: st
     assert whole.bound == bound
 
 
+@pytest.mark.parametrize(("gathers_narrow", "narrower"), [(False, 1), (True, 2)])
+def test_a_rate_on_the_wire_is_of_all_that_goes_over_it_whatever_computing_hides(
+    gathers_narrow: bool, narrower: int
+) -> None:
+    precision = "fp8" if gathers_narrow else "bf16"
+    workload: Any = find_workload("llama3-8b", seq_len=8192, precision=precision)
+    assert workload.model.precision.gathers_narrow == gathers_narrow
+    predictor: Any = make_predictor("h100_80g_nvl8", 8, workload=workload, pricing=Pricing("kernels", "megatron"))
+    price = predictor.collective("all_gather", 2**30, range(4))
+    found = _account(predictor, price)
+    assert found.wire_bytes == 2**30 * 3 / 4 / narrower
+    assert price.seconds < found.wire_s / 2
+    wires = min(_CONFIG.networks, key=lambda tier: tier.size).bandwidth * 1e9
+    assert 0.7 * wires < found.wire_bytes / found.wire_s < wires
+    message = _account(predictor, predictor.p2p("send", 2**20, 0, 1))
+    assert message.wire_bytes == 2**20
+
+
 def test_prices_of_unlike_devices_and_of_their_network_have_accounts() -> None:
     run = mt.simulate(
         "ddp", world_size=16, num_layers=2, global_batch_size=16, hardware=mt.Cluster.load("two_generations")

@@ -151,6 +151,7 @@ def test_every_operation_says_what_its_own_price_is_made_of() -> None:
         assert sum(shares) == pytest.approx(1 if "kernel" in facts["price"] else 0)
         assert data["kinds"][kind]["law"].endswith(".")
         assert facts["bound by"]
+        assert ("on the wire" in facts) == ("among" in facts["price"])
 
 
 def test_a_round_of_steps_has_a_border_before_each_but_the_first() -> None:
