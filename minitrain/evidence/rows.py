@@ -4,7 +4,8 @@ A table is a CSV file in the common columns that `minitrain validate --template`
 beside this file. Nothing is guessed: a value that is missing, or that is no number, makes the row one that cannot be
 simulated, with its reason.
 
-The frameworks that were measured: their defaults, and the platform that stands for each.
+The frameworks that were measured: their defaults, and the platform that stands for each, in `frameworks.json` beside
+this file, with what their code and documentation say under "said".
 
 A framework is found by words of the row's column `framework`. Its fields come from its documentation or source code,
 never from a fit: the dropout it trains with by default, how it hides communication, and whether each of a stage's ranks
@@ -21,11 +22,13 @@ The machine of a row: a shipped hardware config, with the interfaces between nod
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, final
 
@@ -184,6 +187,7 @@ class Framework:
         words: the names that its row has all of, of those that `columns.json` gives to words of the column
             `framework`; several such sets are joined by "|".
         platforms: the platform by a word of the device ("a100"), as a regular expression; the first that fits is taken.
+            XLA fuses what eager PyTorch does not: lists of PyTorch's end with all devices but Google's and AWS's.
         dropout: what models with biases are trained with by default.
         attention: "flash" or "unfused", where the row does not say.
         overlap: whether communication between replicas is hidden behind compute: "always", "never", or "one stage"
@@ -259,141 +263,24 @@ class Framework:
         return next((name for pattern, name in self.platforms if re.search(pattern, device)), None)
 
 
-_FROM_HOPPER = r"h[128]00|b[23]00"
-_NEMO_DEVICES = ((r"b[23]00", "nemo-blackwell"), (_FROM_HOPPER, "nemo-h100"))
-_NO_TPU = r"^(?!.*(tpu|trillium|v[456]|tr(ai)?n))."  # XLA fuses what eager PyTorch does not
-_EAGER = ((_FROM_HOPPER, "eager-h100"), (r"mi3", "pytorch"), (_NO_TPU, "eager-a100"))
-_COMPILED = ((r"b[23]00", "torchtitan-h100"), (r"mi3", "pytorch-compiled"), (_NO_TPU, "compiled-fsdp"))
+def _frameworks() -> tuple[Framework, ...]:
+    """Return the frameworks of `frameworks.json`; one that is "as" another has its fields but for its own."""
+    data = json.loads(resources.files("minitrain.evidence").joinpath("frameworks.json").read_text("utf-8"))
 
-_OLD_MEGATRON = Framework(
-    name="Megatron-LM of 2020 and 2021",
-    words="megatron-lm 2021",
-    platforms=((r".", "megatron-2021"),),
-    dropout=0.1,
-    attention="unfused",
-    overlap="one stage",
-    blocking_zero=True,
-    batches_messages=True,
-    gradient_accesses=2,
-    accesses_alone=2,
-)
-_MEGATRON_DEEPSPEED = Framework(
-    name="Megatron-DeepSpeed",
-    words="megatron-deepspeed",
-    platforms=((r".", "megatron-2021"),),
-    dropout=0.1,
-    attention="unfused",
-    gradient_bytes=2,
-)
-_NEMO = Framework(
-    name="NeMo",
-    words="nemo",
-    platforms=_NEMO_DEVICES,
-    dropout=0.1,
-    overlap="always",
-    gradient_bytes=2,
-    selective="core_attn+flash_attn",
-    batches_messages=True,
-    overlaps_messages=True,
-    gradient_accesses=1,
-    accesses_alone=1,
-)
-"""NVIDIA's performance scripts sum gradients in 16 bits (`grad_reduce_in_fp32 = False` of github.com/NVIDIA/NeMo's
-`scripts/performance/helpers.py`, `grad_sync_dtype: bf16` before), leave their mean to the collective
-(`average_in_collective`), and look for no numbers among them that are none (`check_for_nan_in_grad = False`): they are
-set to zero alone."""
+    def fields_of(name: str) -> dict[str, Any]:
+        own = data["frameworks"][name]
+        return {**(fields_of(own["as"]) if "as" in own else {}), **own, "name": name}
 
-_BRIDGE = replace(
-    _NEMO,
-    name="Megatron Bridge",
-    words="nemo bridge",
-    splits_experts=False,
-    pairs_passes=True,
-    fused_loss=True,
-    hybridep_units=32,
-)
-"""Its performance recipes (`scripts/performance`) sum gradients in 16 bits too, have Transformer Engine's cross entropy
-(`cross_entropy_fusion_impl = "te"`), keep experts whole (`expert_tensor_parallel_size=1`), give HybridEP 32
-multiprocessors (`moe_hybridep_num_sms = 32` of its `utils/overrides.py`) and hide exchanges of tokens
-between nodes (`moe_a2a_overlap` of DeepSeek-V3 on H100 and B200, and of Qwen3 235B on H100)."""
+    found = []
+    for name in data["frameworks"]:
+        given = {key: value for key, value in fields_of(name).items() if key not in ("as", "said")}
+        platforms = given.pop("platforms", ())
+        listed = data["platforms"][platforms] if isinstance(platforms, str) else platforms
+        found.append(Framework(**given, platforms=tuple(map(tuple, listed))))
+    return tuple(found)
 
-_MEGATRON_CORE = replace(
-    _NEMO,
-    name="Megatron-Core",
-    words="megatron-core|megatron-lm",
-    platforms=((r"a100", "zero-bubble"), (r"mi3", "megatron-rocm"), *_NEMO.platforms),
-    captures=False,
-    gradient_bytes=4,
-    parts_overlap="gradients",
-    gradient_accesses=4,
-    accesses_alone=2,
-)
 
-FRAMEWORKS = (
-    replace(_MEGATRON_CORE, name="Megatron-LM of zero-bubble pipelines", words="zero-bubble"),
-    _OLD_MEGATRON,
-    replace(
-        _MEGATRON_DEEPSPEED,
-        name="Megatron-DeepSpeed of BLOOM",
-        words="megatron-deepspeed bloom",
-        platforms=((r"a100", "bloom"),),
-    ),
-    _MEGATRON_DEEPSPEED,
-    replace(
-        _NEMO,
-        name="NeMo Megatron of 2023",
-        words="nemo-2023",
-        platforms=((r"a100", "zero-bubble"),),
-        attention="unfused",
-        gradient_bytes=4,
-    ),
-    _BRIDGE,
-    _NEMO,
-    # The routing of both is forced to be "even". Turbo fuses what others launch one by one: on AMD, components alone.
-    replace(_MEGATRON_CORE, name="Primus-Turbo", words="primus turbo", platforms=_NEMO_DEVICES, in_turn=True),
-    replace(_MEGATRON_CORE, name="Primus", words="primus", in_turn=True),
-    Framework(
-        name="JAX",
-        words="jax",
-        platforms=((r".", "xla"),),
-        overlap="always",
-        gradient_bytes=2,  # of weights that are cast to 16 bits before they multiply; what is summed is cast back
-        recompute=None,
-    ),
-    _MEGATRON_CORE,
-    Framework(name="MosaicML Composer", words="composer", platforms=_EAGER, overlap="always"),
-    Framework(name="nanotron", words="nanotron", platforms=((r".", "nanotron"),), balances=True),
-    Framework(
-        name="InternEvo", words="internevo", platforms=((r".", "internevo"),), overlap="always", gradient_bytes=2
-    ),
-    Framework(
-        name="torchtitan with torch.compile",
-        alone="pytorch-compiled",
-        words="torchtitan compiled",
-        platforms=_COMPILED,
-        is_compiled=True,
-        overlap="always",
-    ),
-    Framework(name="torchtitan", alone="pytorch", words="torchtitan", platforms=_EAGER, overlap="always"),
-    Framework(
-        name="NeMo AutoModel's mixtures of experts",
-        words="automodel experts",
-        platforms=(*_NEMO_DEVICES, (_NO_TPU, "eager-a100")),
-        overlap="always",
-        captures=False,
-        in_turn=True,
-    ),
-    Framework(
-        name="PyTorch FSDP with torch.compile",
-        alone="pytorch-compiled",
-        words="fsdp compiled",
-        platforms=_COMPILED,
-        overlap="always",
-        is_compiled=True,
-    ),
-    Framework(name="PyTorch FSDP", alone="pytorch", words="fsdp", platforms=_EAGER, overlap="always"),
-    Framework(name="DeepSpeed", words="deepspeed", dropout=0.1, overlap="always"),
-)
+FRAMEWORKS = _frameworks()
 """The frameworks, the more special ones first."""
 
 UNKNOWN = Framework(name="unknown", words="own", overlap="always")
