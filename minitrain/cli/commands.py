@@ -40,6 +40,7 @@ from minitrain.run.result import Run
 from minitrain.run.simulation import DEFAULT_STRATEGIES, Comparison, FailedRun
 from minitrain.run.strategy_loading import ChosenStrategy, file_in, split_options, strategies_of_folder
 from minitrain.search.tuning.findings import described
+from minitrain.view import tables
 from minitrain.view.run_folder import (
     MOST_WRITTEN,
     PAGE,
@@ -50,15 +51,6 @@ from minitrain.view.run_folder import (
     title_of,
     write_comparison,
     write_run,
-)
-from minitrain.view.tables import (
-    budget_cells,
-    budget_columns,
-    comparison_notes,
-    comparison_table,
-    filled_table,
-    ranks_table,
-    run_table,
 )
 from minitrain.workloads.exchange.reading import read_recipe
 from minitrain.workloads.transformer import find_model
@@ -123,7 +115,7 @@ def _short(tokens: float) -> str:
 def _table(runs: Mapping[str, Run | None], tokens: float) -> Table:
     """Return a row a machine; one on which nothing fits says so."""
     columns = TABLES["machines"]
-    heads = (*(column.head for column in columns), *budget_columns())
+    heads = (*(column.head for column in columns), *tables.budget_columns())
     rows = [
         [name, "none fits", *[""] * len(heads)]
         if run is None
@@ -131,11 +123,11 @@ def _table(runs: Mapping[str, Run | None], tokens: float) -> Table:
             name,
             run.strategy,
             *(column.cell(FiguresOf(run)) for column in columns),
-            *budget_cells(run.for_tokens(tokens)),
+            *tables.budget_cells(run.for_tokens(tokens)),
         ]
         for name, run in runs.items()
     ]
-    return filled_table({"machine": 8, "strategy": 8, **dict.fromkeys(heads)}, rows)
+    return tables.filled_table({"machine": 8, "strategy": 8, **dict.fromkeys(heads)}, rows)
 
 
 _MANY_RANKS = 64  # of fewer, nobody waits
@@ -454,12 +446,12 @@ def _written(write: Callable[[], Sequence[Path]], out: Path, progress: RunsInPro
 
 def _print_comparison(comparison: Comparison, written: Sequence[Path] | None, tokens: float | None) -> None:
     """Print the table, which strategies ran out of memory, and where the pictures are."""
-    table = comparison_table(comparison, tokens)
+    table = tables.comparison_table(comparison, tokens)
     table.title = table.caption = None  # a title would be wrapped at the table's width; failures go to stderr
     print_lines([title_of(comparison)])
     print_table(table)
     failed = len(comparison.failed)
-    print_lines(comparison_notes(comparison)[failed:])
+    print_lines(tables.comparison_notes(comparison)[failed:])
     if written:
         print_lines([f"wrote {written[0]} and a folder for each strategy beside it"])
 
@@ -470,8 +462,8 @@ def _print_run(
     """Print a run's figures, where each rank's time goes, and where the pictures are."""
     print_lines([f"{result.strategy}: {conditions(result)}"])
     print_lines(result.notes)
-    print_table(run_table(result, tokens))
-    print_table(ranks_table(result))
+    print_table(tables.run_table(result, tokens))
+    print_table(tables.ranks_table(result))
     if written and page_alone:
         rows = ", which has a row for each class of ranks that do the same" if result.draws_classes else ""
         print_lines([f"wrote {written[0] / PAGE}{rows}"])

@@ -20,22 +20,14 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from minitrain.errors import (
-    NO_MEMORY,
-    HardwareConfigError,
-    MinitrainError,
-    UsageError,
-    lacks_memory,
-    message_of,
-    say_ignored,
-)
+from minitrain import errors
 from minitrain.plain_text import printable
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
 _LONGEST_MESSAGE = 20_000  # characters
 _STDERR = 2
-_WITHOUT_MEMORY = f"minitrain: {NO_MEMORY}\n".encode()
+_WITHOUT_MEMORY = f"minitrain: {errors.NO_MEMORY}\n".encode()
 
 
 class RunFailedError(Exception):
@@ -50,7 +42,7 @@ def running() -> Iterator[None]:
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        if isinstance(error, UsageError | HardwareConfigError) and not hasattr(error, "__notes__"):
+        if isinstance(error, errors.UsageError | errors.HardwareConfigError) and not hasattr(error, "__notes__"):
             raise  # it is no rank's: what a rank raises has a note of it
         raise RunFailedError from error
 
@@ -78,7 +70,7 @@ class Commands(TyperGroup):
         arguments = list(sys.argv[1:] if args is None else args)
         _replace_unprintable_characters()
         before, hook = _interrupt_at_once(), sys.unraisablehook
-        sys.unraisablehook = partial(say_ignored, hook)
+        sys.unraisablehook = partial(errors.say_ignored, hook)
         try:
             code = super().main(arguments, prog_name, **extra)
             if sys.stdout is not None:
@@ -142,12 +134,12 @@ def report(error: Exception, *, debug: bool) -> int:
         else:
             print_error(_with_help(f"{format_message().rstrip('.')}{_given(error)}", error))
         return int(getattr(error, "exit_code", USAGE))
-    is_of_output = isinstance(error, OSError) and error.filename is None and not lacks_memory(error)
+    is_of_output = isinstance(error, OSError) and error.filename is None and not errors.lacks_memory(error)
     unprinted = error.strerror if isinstance(error, OSError) and is_of_output else None
     if unprinted:
         _discard_further_output()
-    print_error(f"the output cannot be written: {unprinted}" if unprinted else message_of(cause))
-    return USAGE if isinstance(error, MinitrainError) else FAILED
+    print_error(f"the output cannot be written: {unprinted}" if unprinted else errors.message_of(cause))
+    return USAGE if isinstance(error, errors.MinitrainError) else FAILED
 
 
 def _given(error: Exception) -> str:

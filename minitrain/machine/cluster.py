@@ -38,18 +38,7 @@ from typing import Any, ClassVar
 
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.files import is_file, key_path, shown
-from minitrain.machine.config import (
-    CLUSTERS,
-    is_bare,
-    is_shipped,
-    label_of,
-    parse,
-    plain,
-    read_file,
-    refuse,
-    shipped_clusters,
-    shipped_folder,
-)
+from minitrain.machine import config
 from minitrain.machine.device_groups import Devices, Link, Thermal, require_positive
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.topology import node_of_each_rank
@@ -381,14 +370,14 @@ def names_cluster(source: object) -> bool:
     if not isinstance(source, str | os.PathLike):
         return isinstance(source, Mapping) and "groups" in source
     path = os.fspath(source)
-    if not isinstance(path, str) or is_shipped(path):
+    if not isinstance(path, str) or config.is_shipped(path):
         return False
-    if is_bare(path) and path in shipped_clusters():
+    if config.is_bare(path) and path in config.shipped_clusters():
         return True
     if not path.lower().endswith(_SUFFIXES) or not is_file(path):
         return False
-    label = label_of(path)
-    data = parse(read_file(path), label)
+    label = config.label_of(path)
+    data = config.parse(config.read_file(path), label)
     return isinstance(data, Mapping) and "groups" in data
 
 
@@ -401,11 +390,11 @@ def read_cluster(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str
     if isinstance(source, Mapping):
         return _FileReader("cluster", Path()).read(source)
     path = os.fspath(source)
-    if is_bare(path) and path in shipped_clusters():
-        text = str(shipped_folder().joinpath(CLUSTERS, f"{path}.yaml").read_text("utf-8"))
-        return _FileReader(f"{path}.yaml", Path()).read(parse(text, f"{path}.yaml"))
-    label = label_of(path)
-    return _FileReader(label, Path(path).parent).read(parse(read_file(path), label))
+    if config.is_bare(path) and path in config.shipped_clusters():
+        text = str(config.shipped_folder().joinpath(config.CLUSTERS, f"{path}.yaml").read_text("utf-8"))
+        return _FileReader(f"{path}.yaml", Path()).read(config.parse(text, f"{path}.yaml"))
+    label = config.label_of(path)
+    return _FileReader(label, Path(path).parent).read(config.parse(config.read_file(path), label))
 
 
 class _FileReader:
@@ -424,8 +413,8 @@ class _FileReader:
     def read(self, data: Any) -> dict[str, Any]:
         """Return the arguments of `Cluster`."""
         if not isinstance(data, Mapping):
-            raise refuse(self.label, [f"expected an object with groups and links, found {shown(data)}"])
-        data, self.faults = plain(data, self.label)
+            raise config.refuse(self.label, [f"expected an object with groups and links, found {shown(data)}"])
+        data, self.faults = config.plain(data, self.label)
         self._require_known(data, _CLUSTER, ())
         groups = self._list(data, "groups", self._group)
         links = dict(found for found in self._list(data, "links", self._link) if found)
@@ -436,7 +425,7 @@ class _FileReader:
         if not groups and not self.faults:
             self._fault(("groups",), "a list of at least one group of devices", data.get("groups"))
         if self.faults:
-            raise refuse(self.label, self.faults)
+            raise config.refuse(self.label, self.faults)
         return {"groups": groups, "links": links, "between_groups": between, "name": name}
 
     def _list(self, data: Mapping[str, Any], key: str, read: Callable[[Any, Location], Any]) -> list[Any]:
@@ -457,7 +446,7 @@ class _FileReader:
         values["thermal"] = self._made(Thermal, values.get("thermal"), _THERMAL, (*where, "thermal"))
         values["prices"] = self._made(self._prices, values.get("prices"), _PRICES, (*where, "prices"))
         kind = values.get("kind")
-        if isinstance(kind, str) and not is_bare(kind):
+        if isinstance(kind, str) and not config.is_bare(kind):
             values["kind"] = str(self.folder / kind)
         found: Devices | None = self._made(Devices, values, _GROUP, where, ("kind", "count"))
         return found

@@ -349,7 +349,7 @@ def test_a_folder_that_cannot_be_made_is_one_message() -> None:
 
 
 def test_a_fault_of_minitrain_itself_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minitrain.cli.commands.comparison_table", lambda *_: 1 / 0)
+    monkeypatch.setattr("minitrain.cli.commands.tables.comparison_table", lambda *_: 1 / 0)
     result = invoke("compare ddp --layers 1 --no-trace")
     assert result.exit_code == 1
     assert result.stderr == "minitrain: ZeroDivisionError: division by zero, in " + result.stderr.partition(", in ")[2]
