@@ -253,7 +253,7 @@ _FOLLOWING_COUNTS = ("ffn_hidden_size", "num_kv_heads", "head_dim", "num_positio
 _COUNTS = (*_REQUIRED, *_FOLLOWING_COUNTS, "window", "max_seq_len")
 _COUNTS_FROM_ZERO = ("num_experts", "experts_per_token", "num_shared_experts", "prediction_layers", "frozen_layers")
 _FOLLOWING_FLAGS = ("bias", "qkv_bias", "output_bias", "mlp_bias", "tied_embeddings")
-_FLAGS = (*_FOLLOWING_FLAGS, "router_bias", "sinks")
+_FLAGS = (*_FOLLOWING_FLAGS, "router_bias", "shared_gate", "sinks")
 _LAYERS = ("moe_layers", "window_layers")
 _CAPS = ("score_cap", "logit_cap", "gate_clamp")
 _FOLLOWING = {*_FOLLOWING_COUNTS, *_FOLLOWING_FLAGS, *_LAYERS, "positions", "attention_dropout"}
@@ -514,10 +514,16 @@ def _a_token_goes_to_experts(f: Fields) -> str | None:
 
 
 def _experts_are_there(f: Fields) -> str | None:
-    given = [name for name in ("num_shared_experts", "moe_layers", "router_bias") if f[name]]
+    given = [name for name in ("num_shared_experts", "moe_layers", "router_bias", "shared_gate") if f[name]]
     if f["num_experts"] or not given:
         return None
     return f"{', '.join(given)} must not be given in a model without experts; give num_experts"
+
+
+def _a_shared_gate_has_experts(f: Fields) -> str | None:
+    if not f["shared_gate"] or f["num_shared_experts"] or not f["num_experts"]:
+        return None
+    return "shared_gate (True) must not be given without shared experts; leave it out, or give num_shared_experts"
 
 
 def _layers_exist(name: str, f: Fields) -> str | None:
@@ -588,7 +594,8 @@ _RULES: Sequence[tuple[tuple[str, ...], Callable[[Fields], str | None]]] = (
     (("ffn_hidden_size", "hidden_size", "mlp", "num_layers", "moe_layers", "num_experts"), _dense_layers_have_a_size),
     (("moe_ffn_hidden_size", "ffn_hidden_size", "hidden_size", "mlp", "num_experts"), _experts_have_a_size),
     (("num_experts", "experts_per_token"), _a_token_goes_to_experts),
-    (("num_experts", "num_shared_experts", "moe_layers", "router_bias"), _experts_are_there),
+    (("num_experts", "num_shared_experts", "moe_layers", "router_bias", "shared_gate"), _experts_are_there),
+    (("shared_gate", "num_shared_experts", "num_experts"), _a_shared_gate_has_experts),
     (("num_experts", "moe_layers", "num_layers"), _moe_layers_exist),
     (("window", "window_layers", "num_layers"), _window_layers_exist),
     (("latent", "qk_norm"), _latent_has_its_own_norms),
@@ -659,6 +666,7 @@ class Architecture:
         moe_ffn_hidden_size: hidden size of one expert. Follows as ffn_hidden_size.
         moe_layers: the transformer layers that have experts, from 0. Follows as all if there are experts.
         router_bias: whether the router has a bias for each expert (DeepSeek-V3's, which balances the load).
+        shared_gate: whether what shared experts make of a token is weighed by a sigmoid of it (Qwen 2 and 3-Next).
         prediction_layers: further layers, each of which predicts one token more from what the one before has made and
             that token's embedding, by a matrix of its own, and with the head and a loss (DeepSeek-V3's multi-token
             prediction). Their copy of the embedding's table is left out.
@@ -720,6 +728,7 @@ class Architecture:
     moe_ffn_hidden_size: int = _FOLLOWS
     moe_layers: Sequence[int] = None  # type: ignore[assignment]  # as those above; a tuple afterwards
     router_bias: bool = False
+    shared_gate: bool = False
     prediction_layers: int = 0
     lora: Lora | None = None
     frozen_layers: int = 0

@@ -6,18 +6,17 @@ it is a fault: what cannot be modelled is never passed over in silence. Keys tha
 transformers gives them; sizes must be there. `max_position_embeddings` is the longest sequence that a model takes, and
 no wish: samples have 8,192 tokens or less.
 
-A function for each family says how its config is read; before them is what many families call alike. Some things are
-read as something else with the same parameters and multiplications. `Transformer.taken_as` then names them, since other
-tools' arguments made of the model would train another one: GPT-NeoX's parallel residual connections as one after the
-other; rotary frequencies that are scaled for longer contexts as they were before, and those of layers with windows as
-those of the others; Granite's and Gemma's factors on embeddings, residuals, scores and logits as 1; gpt-oss's clamped
-SwiGLU as SwiGLU; the vision tower of Gemma 3 as absent, and DeepSeek's multi-token prediction module too, as published
-parameter counts do. Without a name there: the variants of GELU, and Nemotron's norms, whose weights are kept less 1, as
-Gemma's are.
+A table says how families differ from one another, or from what a function reads. Some things are read as something else
+with the same parameters and multiplications. `Transformer.taken_as` then names them, since other tools' arguments made
+of the model would train another one: GPT-NeoX's parallel residual connections as one after the other; rotary
+frequencies that are scaled for longer contexts as they were before, those of layers with windows as those of the
+others, and layers without any as those with; Granite's and Gemma's factors on embeddings, residuals, scores and logits
+as 1; gpt-oss's clamped SwiGLU as SwiGLU; vision towers as absent. Without a name there: the variants of GELU, and
+Nemotron's norms, whose weights are kept less 1, as Gemma's are.
 
 `read_lora` reads adapters as PEFT writes them: an adapter_config.json as a `Lora`, as strictly.
 
-Source: `configuration_*.py` and `modeling_*.py` of transformers 4.57, whose parameter counts a test compares;
+Source: `configuration_*.py` and `modeling_*.py` of transformers 4.57 and 5.24, whose parameter counts a test compares;
 `LoraConfig` of github.com/huggingface/peft (0.21.2).
 """
 
@@ -70,9 +69,9 @@ class ConfigReader:
         """Return a count."""
         return self._value(key, default, f"an integer of at least {least}", lambda value: is_count(value, least))
 
-    def optional_count(self, key: str, default: Any = None) -> Any:
+    def optional_count(self, key: str, default: Any = None, least: int = 1) -> Any:
         """Return a count or None."""
-        return self._value(key, default, "an integer or null", lambda value: value is None or is_count(value))
+        return self._value(key, default, "an integer or null", lambda value: value is None or is_count(value, least))
 
     def positive(self, key: str, default: Any = _ABSENT) -> Any:
         """Return a positive number."""
@@ -110,20 +109,66 @@ class ConfigReader:
         listed = " or ".join(json.dumps(value) for value in modelled)
         return self._value(key, default, f"{listed}, since others are not modelled", lambda value: value in modelled)
 
-    def windowed_layers(self, num_layers: int | None, default: Sequence[int]) -> tuple[int, ...]:
-        """Return the layers whose attention has a window, by `layer_types`, or the default where that is absent."""
-        kinds = {"full_attention", "sliding_attention"}
-        found = self._value(
-            "layer_types",
+    def kinds_of_layers(self, key: str, *kinds: str) -> Any:
+        """Return a kind for each layer, or None where they are not listed."""
+        num_layers = self.count("num_hidden_layers")
+        return self._value(
+            key,
             None,
-            '"full_attention" or "sliding_attention" for each layer, since others are not modelled',
+            f"{' or '.join(map(json.dumps, kinds))} for each layer, since others are not modelled",
             lambda value: (
-                value is None or (isinstance(value, list) and len(value) == num_layers and {*map(str, value)} <= kinds)
+                value is None
+                or (isinstance(value, list) and len(value) == num_layers and {*map(str, value)} <= {*kinds})
             ),
         )
-        if found is None:
-            return tuple(default)
-        return tuple(layer for layer, kind in enumerate(found) if kind == "sliding_attention")
+
+    def moe_layers(self, **keys: Sequence[Any]) -> Any:
+        """Return the layers with experts.
+
+        Args:
+            keys: the keys, each with its default, of the `first` such layer and of the `last`, -1 for that of all; of
+                their `step`, which counts from 1; and of those that are `dense` in spite of it.
+        """
+        num_layers = self.count("num_hidden_layers") or 0
+        of_each = {"first": ("", 0), "last": ("", -1), "step": ("", 1)} | keys
+        first, last, step = (
+            self._value(key, default, "an integer", lambda value: is_count(value, -1)) if key else default
+            for key, default in (of_each["first"], of_each["last"], of_each["step"])
+        )
+        dense = self.layers(keys["dense"][0]) if "dense" in keys else ()
+        kinds = self.kinds_of_layers("mlp_layer_types", "dense", "sparse")
+        if kinds is not None:
+            return [layer for layer, kind in enumerate(kinds) if kind == "sparse"]
+        if None in (first, last, step, dense):
+            return None
+        end = num_layers if last == -1 else min(last + 1, num_layers)
+        return [layer for layer in range(max(first, 0), end) if layer not in dense and not (layer + 1) % max(step, 1)]
+
+    def times(self, key: str, default: int, of: Sequence[Any]) -> Any:
+        """Return how often a size, 0 for none, has another, which it must be a multiple of."""
+        least, size = self.count(of[0], of[1]) or 1, self.count(key, default, 0) or 0
+        if size % least:
+            self.faults[key] = (
+                f"{key} must be a multiple of {of[0]} ({least}), since others are not modelled, got {size}"
+            )
+        return size // least
+
+    def same(self, key: str, default: Any = _ABSENT, least: int = 1) -> Any:
+        """Return a count, which may be listed for each layer if it is that of all."""
+        listed = self._config.get(key, default)
+        if isinstance(listed, list) and len({*map(str, listed)}) == 1:
+            self._read.add(key)
+            return ConfigReader({key: listed[0]}).count(key, least=least)
+        return self.count(key, default, least)
+
+    def share(self, key: str, of: str) -> Any:
+        """Return a size as a share of another, or 1 where it is not given."""
+        part, whole = self.optional_count(key), self.optional_count(of)
+        return part / whole if part and whole else 1.0
+
+    def if_true(self, key: str, value: Any, *, default: bool, otherwise: Any) -> Any:
+        """Return a value where a flag is true, and another where it is not."""
+        return value if self.flag(key, default=default) else otherwise
 
     def refuse_the_rest(self, family: str, ignore: Sequence[str]) -> None:
         """Note a fault for every key that was not read."""
@@ -156,7 +201,9 @@ def _given(defaults: Mapping[str, int], key: str) -> list[int]:
     return [defaults[key]] if key in defaults else []
 
 
-def rotary(config: ConfigReader, theta: float = 10000.0, share_key: str = "partial_rotary_factor") -> Fields:
+def rotary(
+    config: ConfigReader, theta: float = 10000.0, share_key: str = "partial_rotary_factor", share: float = 1.0
+) -> Fields:
     """Read rotary positions, with what scales their frequencies."""
     newer = config.object("rope_parameters")
     scaling = {**newer, **config.object("rope_scaling")}
@@ -170,21 +217,13 @@ def rotary(config: ConfigReader, theta: float = 10000.0, share_key: str = "parti
         "positions": "rotary",
         "rope_scaling": scaling.get("factor", 8.0) if is_of_llama else 1.0,
         "rope_theta": config.positive("rope_theta", newer.get("rope_theta", theta)),
-        "rope_share": config.positive(share_key, newer.get(share_key, 1.0)),
+        "rope_share": config.positive(share_key, newer.get(share_key, share)),
         "taken_as": () if is_of_llama or kind in (None, "default") else (f"rope_scaling {kind}",),
     }
 
 
 _OF_SCALING = frozenset(_TABLES["of_scaling"])
 _LLAMA_SCALING = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-
-
-def factors(config: ConfigReader, *keys: str) -> Iterator[str]:
-    """Yield the factors that a config has, other than 1."""
-    for key in keys:
-        factor = config.positive(key, 1.0)
-        if factor not in (None, 1.0):
-            yield f"{key} {factor:g}"
 
 
 def gated(config: ConfigReader, **defaults: int) -> Fields:
@@ -212,18 +251,12 @@ def attention_bias(config: ConfigReader, *, default: bool = False) -> Fields:
     return {"qkv_bias": bias, "output_bias": bias}
 
 
-def heads(config: ConfigReader, *default: int) -> Fields:
-    """Read heads of keys and values, and a size of heads of its own."""
-    if default:
-        return {"num_kv_heads": config.count("num_key_value_heads", *default)}
-    return {"num_kv_heads": config.optional_count("num_key_value_heads"), "head_dim": config.optional_count("head_dim")}
-
-
 def windows(config: ConfigReader, fields: Fields, layers: Callable[[int], bool], default: int | None = None) -> Fields:
     """Read the window and its layers, by default those of which something holds."""
-    window = config.optional_count("sliding_window", default)
+    window = config.optional_count("sliding_window", default, least=0)
+    kinds = config.kinds_of_layers("layer_types", "full_attention", "sliding_attention")
     usual = [layer for layer in range(fields["num_layers"] or 0) if layers(layer)]
-    found = config.windowed_layers(fields["num_layers"], usual)
+    found = usual if kinds is None else [layer for layer, kind in enumerate(kinds) if kind == "sliding_attention"]
     return {"window": window, "window_layers": found} if found and window else {"window": None, "window_layers": ()}
 
 
@@ -245,8 +278,9 @@ def nemotron(config: ConfigReader) -> Fields:
     return {
         **usual(config),
         **rotary(config),
-        **heads(config),
         **attention_bias(config),
+        "num_kv_heads": config.optional_count("num_key_value_heads"),
+        "head_dim": config.optional_count("head_dim"),
         "rope_share": config.positive("partial_rotary_factor", 0.5),
         "ffn_hidden_size": config.count("intermediate_size"),
         "mlp": "relu2",
@@ -314,44 +348,6 @@ def opt(config: ConfigReader) -> Fields:
     }
 
 
-def _llama(config: ConfigReader) -> Fields:
-    """Read Llama 1 to 3."""
-    return {
-        **like_llama(config),
-        **heads(config),
-        **attention_bias(config),
-        "mlp_bias": config.flag("mlp_bias", default=False),
-    }
-
-
-def _granite(config: ConfigReader) -> Fields:
-    """Read Granite 3: Llama with factors."""
-    fields = _llama(config)
-    names = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
-    return {**fields, "taken_as": (*fields["taken_as"], *factors(config, *names))}
-
-
-def _mistral(config: ConfigReader) -> Fields:
-    """Read Mistral, with its window."""
-    return {
-        **like_llama(config),
-        **heads(config, 8),
-        "head_dim": config.optional_count("head_dim"),
-        "window": config.optional_count("sliding_window", 4096),
-    }
-
-
-def _mixtral(config: ConfigReader) -> Fields:
-    """Read Mixtral: Mistral with experts in every layer, and no window unless it says so."""
-    window = config.optional_count("sliding_window")
-    return {
-        **_mistral(config),
-        "window": window,
-        "num_experts": config.count("num_local_experts", 8),
-        "experts_per_token": config.count("num_experts_per_tok", 2),
-    }
-
-
 def _phi3(config: ConfigReader) -> Fields:
     """Read Phi 3 and 4, which make queries, keys and values in one multiplication, and gate and up."""
     dropout = config.probability("resid_pdrop", 0.0)
@@ -364,78 +360,12 @@ def _phi3(config: ConfigReader) -> Fields:
     }
 
 
-def _windows_of_qwen(config: ConfigReader, fields: Fields) -> Fields:
-    """Read Qwen's windows, which layers have from some layer on, if any do."""
+def _qwen(config: ConfigReader) -> Fields:
+    """Read Qwen: Llama with windows in layers from some layer on, if in any."""
+    fields = like_llama(config)
     first = config.count("max_window_layers", 28, least=0)
     has_windows = config.flag("use_sliding_window", default=False)
-    return windows(config, fields, lambda layer: bool(has_windows) and layer >= (first or 0), 4096)
-
-
-def _qwen2(config: ConfigReader) -> Fields:
-    """Read Qwen 2 and 2.5: Llama with biases for queries, keys and values."""
-    fields = like_llama(config)
-    return {**fields, **_windows_of_qwen(config, fields), **heads(config, 32), "qkv_bias": True, "output_bias": False}
-
-
-def _qwen3(config: ConfigReader) -> Fields:
-    """Read Qwen 3: Llama with norms of queries and keys."""
-    fields = like_llama(config)
-    return {
-        **fields,
-        **_windows_of_qwen(config, fields),
-        **heads(config, 32),
-        **attention_bias(config),
-        "head_dim": config.optional_count("head_dim", 128),
-        "qk_norm": "head",
-    }
-
-
-def _qwen3_moe(config: ConfigReader) -> Fields:
-    """Read Qwen 3 with experts in some layers."""
-    fields = _qwen3(config)
-    step, dense = config.count("decoder_sparse_step", 1), config.layers("mlp_only_layers") or ()
-    layers = range(fields["num_layers"] or 0)
-    return {
-        **fields,
-        **heads(config, 4),
-        "num_experts": config.count("num_experts", 128),
-        "experts_per_token": config.count("num_experts_per_tok", 8),
-        "moe_ffn_hidden_size": config.count("moe_intermediate_size", 768),
-        "moe_layers": [layer for layer in layers if layer not in dense and not (layer + 1) % (step or 1)],
-    }
-
-
-def _olmo2(config: ConfigReader) -> Fields:
-    """Read OLMo 2: norms behind attention and MLP, and of all queries and all keys."""
-    fields = {**like_llama(config), **attention_bias(config), "norm_epsilon": config.positive("rms_norm_eps", 1e-5)}
-    return {
-        **fields,
-        "num_kv_heads": config.optional_count("num_key_value_heads"),
-        "norm_placement": "post",
-        "qk_norm": "whole",
-    }
-
-
-def _gpt_oss(config: ConfigReader) -> Fields:
-    """Read gpt-oss: sinks, windows in every other layer, experts with biases in all."""
-    fields = like_llama(config)
-    return {
-        **fields,
-        **rotary(config, 150000.0),
-        **attention_bias(config, default=True),
-        **windows(config, fields, lambda layer: layer % 2 == 0, 128),
-        **heads(config, 8),
-        "norm_epsilon": config.positive("rms_norm_eps", 1e-5),
-        "head_dim": config.count("head_dim", 64),
-        "sinks": True,
-        "mlp_bias": True,
-        "gate_clamp": config.positive("swiglu_limit", 7.0),
-        "moe_ffn_hidden_size": fields["ffn_hidden_size"],
-        "num_experts": config.count("num_local_experts", 128),
-        "experts_per_token": config.count("num_experts_per_tok", 4),
-        "router_bias": True,
-        "taken_as": (*fields["taken_as"], "clamped SwiGLU", "a bias of the router's product"),
-    }
+    return {**fields, **windows(config, fields, lambda layer: bool(has_windows) and layer >= (first or 0), 4096)}
 
 
 def _gemma(config: ConfigReader, **defaults: int) -> Fields:
@@ -456,17 +386,6 @@ def _gemma(config: ConfigReader, **defaults: int) -> Fields:
     }
 
 
-def _gemma2(config: ConfigReader) -> Fields:
-    """Read Gemma 2: soft caps, and windows in every other layer."""
-    fields = _gemma(config)
-    return {
-        **fields,
-        **windows(config, fields, lambda layer: layer % 2 == 0, 4096),
-        "score_cap": config.optional_positive("attn_logit_softcapping", 50.0),
-        "logit_cap": config.optional_positive("final_logit_softcapping", 30.0),
-    }
-
-
 def _gemma3_text(config: ConfigReader) -> Fields:
     """Read the language model of Gemma 3: norms of queries and keys, and a window in all but every sixth layer."""
     every = config.count("sliding_window_pattern", config.count("_sliding_window_pattern", 6))
@@ -482,21 +401,22 @@ def _gemma3_text(config: ConfigReader) -> Fields:
     }
 
 
-def _gemma3(config: ConfigReader) -> Fields:
-    """Read Gemma 3 with its vision tower, of which the language model alone is taken."""
-    inner = ConfigReader(config.object("text_config"))
-    fields = _gemma3_text(inner)
-    inner.refuse_the_rest("gemma3_text", ())
+def _language_model(config: ConfigReader, family: str) -> Fields:
+    """Read a model with a vision tower, of which the language model alone is taken."""
+    given = config.object("text_config")
+    inner, kind = ConfigReader(given), given.get("model_type", family)
+    family = kind if kind in (*FAMILIES, *_ROWS) else family
+    fields = _read(inner, family)
+    inner.refuse_the_rest(family, ())
     config.faults |= {f"text_config.{key}": fault for key, fault in inner.faults.items()}
     return {**fields, "taken_as": (*fields["taken_as"], "its vision tower")}
 
 
-def _deepseek(config: ConfigReader, *, dense: int, router_bias: bool) -> Fields:
+def _deepseek(config: ConfigReader) -> Fields:
     """Read what DeepSeek-V2 and V3 have in common: latent attention, and experts after the first few layers."""
     config.only("attention_bias", False, False)
     config.only("moe_layer_freq", 1, 1)
     fields = like_llama(config)
-    prediction = config.count("num_nextn_predict_layers", 0, least=0)
     sizes = {
         "kv_rank": config.count("kv_lora_rank"),
         "rope_head_dim": config.count("qk_rope_head_dim"),
@@ -504,57 +424,82 @@ def _deepseek(config: ConfigReader, *, dense: int, router_bias: bool) -> Fields:
         "value_head_dim": config.count("v_head_dim"),
         "query_rank": config.optional_count("q_lora_rank"),
     }
-    return {
-        **fields,
-        "latent": None if config.faults else LatentAttention(**sizes),
-        "num_experts": config.count("n_routed_experts"),
-        "experts_per_token": config.count("num_experts_per_tok"),
-        "num_shared_experts": config.count("n_shared_experts", least=0),
-        "moe_ffn_hidden_size": config.count("moe_intermediate_size"),
-        "moe_layers": None if config.faults else range(dense, fields["num_layers"]),
-        "router_bias": router_bias,
-        "prediction_layers": prediction,
-    }
-
-
-def _deepseek_v2(config: ConfigReader) -> Fields:
-    """Read DeepSeek-V2 and V2-Lite, whose load is balanced by losses."""
-    config.only("topk_method", "greedy", "greedy", "group_limited_greedy")
-    config.only("mlp_bias", False, False)
-    return _deepseek(config, dense=config.count("first_k_dense_replace", 0, least=0), router_bias=False)
-
-
-def _deepseek_v3(config: ConfigReader) -> Fields:
-    """Read DeepSeek-V3 and R1, whose load is balanced by biases."""
-    config.only("topk_method", "noaux_tc", "noaux_tc")
-    return _deepseek(config, dense=config.count("first_k_dense_replace", least=0), router_bias=True)
+    return {**fields, "latent": None if config.faults else LatentAttention(**sizes)}
 
 
 FAMILIES: Mapping[str, Callable[[ConfigReader], Fields]] = MappingProxyType(
     {
-        "llama": _llama,
-        "mistral": _mistral,
-        "qwen2": _qwen2,
-        "mixtral": _mixtral,
+        "like_llama": like_llama,
+        "gated": gated,
+        "like_qwen": _qwen,
+        "like_deepseek": _deepseek,
+        "like_gemma": _gemma,
         "gpt2": gpt2,
         "gpt_neox": gpt_neox,
         "opt": opt,
-        "deepseek_v3": _deepseek_v3,
-        "deepseek_v2": _deepseek_v2,
-        "qwen3": _qwen3,
-        "qwen3_moe": _qwen3_moe,
-        "gemma2": _gemma2,
-        "gemma3": _gemma3,
         "gemma3_text": _gemma3_text,
-        "gpt_oss": _gpt_oss,
-        "olmo2": _olmo2,
         "phi3": _phi3,
-        "granite": _granite,
         "nemotron": nemotron,
     }
 )
-"""How each `model_type` is read."""
+"""How a `model_type` is read, or what several have in common."""
 
+_ROWS: Mapping[str, Any] = _TABLES["families"]
+"""How others differ from one of these, or from one another.
+
+A row names what it is `like`; the values that keys must have, the first where they are absent (`only`); keys of
+`factors`; arguments of `rotary`; the window's default, and of how many layers the last has none (`windows`); and of
+`fields` a value, or the method of `ConfigReader` and the key that give it, with its further arguments.
+"""
+
+
+def _row(family: str) -> Mapping[str, Any]:
+    """Return a row with what it has of those that it is like."""
+    row: Mapping[str, Any] = _ROWS[family]
+    if row["like"] in FAMILIES:
+        return row
+    base = _row(row["like"])
+    parts = {part: {**base.get(part, {}), **row.get(part, {})} for part in ("only", "fields", "rotary")}
+    taken_as = [*base.get("taken_as", ()), *row.get("taken_as", ())]
+    return {**base, **row, **parts, "like": base["like"], "taken_as": taken_as}
+
+
+def _read(config: ConfigReader, family: str) -> Fields:
+    """Return the fields of a family's config."""
+    if family in FAMILIES:
+        return FAMILIES[family](config)
+    if "language_model" in _ROWS[family]:
+        return _language_model(config, _ROWS[family]["language_model"])
+    row = _row(family)
+    fields = FAMILIES[row["like"]](config)
+    for key, values in row.get("only", {}).items():
+        config.only(key, *values)
+    fields |= {**rotary(config, **row.get("rotary", {})), "taken_as": fields["taken_as"]}
+    if "windows" in row:
+        default, every = row["windows"]
+        fields |= windows(config, fields, lambda layer: bool((layer + 1) % every), default)
+    fields |= {name: _one(config, how) for name, how in row.get("fields", {}).items()}
+    return {**fields, "taken_as": (*fields["taken_as"], *row.get("taken_as", ()), *_factors(config, row))}
+
+
+def _one(config: ConfigReader, how: Any) -> Any:
+    """Return a field's value, as a row says where it comes from."""
+    if not isinstance(how, dict):
+        return how
+    (method, key), *more = how.items()
+    return getattr(config, method)(*([key] if key else []), **dict(more))
+
+
+def _factors(config: ConfigReader, row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the factors that a config has, other than 1."""
+    for key in row.get("factors", ()):
+        factor = config.positive(key, 1.0)
+        if factor not in (None, 1.0):
+            yield f"{key} {factor:g}"
+
+
+MODEL_TYPES = tuple(name for name in (*_ROWS, *FAMILIES) if not name.startswith("like_") and name != "gated")
+"""Each `model_type` that can be read."""
 
 USUAL_SEQ_LEN = 8192
 """Tokens of a sample where nobody says how many: those of most of the pre-training of Llama 3 and its like."""
@@ -573,14 +518,15 @@ def fields_of(source: str | os.PathLike[str] | Mapping[str, Any], ignore: Sequen
     label, config = ("config", source) if isinstance(source, Mapping) else loaded(source)
     reader = ConfigReader(config)
     family = config.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
-        known = ", ".join(FAMILIES)
-        hint = closest(family, FAMILIES) or "describe the model with mt.Transformer(...)"
+    if not isinstance(family, str) or family not in MODEL_TYPES:
+        known, why = ", ".join(MODEL_TYPES), _TABLES["refused"].get(family if isinstance(family, str) else "")
+        hint = closest(family, MODEL_TYPES) or "describe the model with mt.Transformer(...)"
+        hint = f"it has {why}, which are not modelled" if why else hint
         raise refuse(label, [f"model_type must be one of {known}, got {shown(family)}; {hint}"], keys=("model_type",))
     for key, default in (("is_encoder_decoder", False), ("add_cross_attention", False), ("pruned_heads", {})):
         reader.only(key, default, default, None)
     _require_trainable(reader)
-    fields = FAMILIES[family](reader)
+    fields = _read(reader, family)
     reader.refuse_the_rest(family, ignore)
     if reader.faults:
         raise refuse(label, list(reader.faults.values()), keys=tuple(reader.faults))

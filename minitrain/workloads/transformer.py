@@ -129,9 +129,8 @@ class Transformer(Architecture):
     ) -> Transformer:
         """Read a config of Hugging Face's transformers.
 
-        The families are llama, mistral, mixtral, qwen2, qwen3, qwen3_moe, gemma2, gemma3, gpt_oss, olmo2, phi3,
-        granite, nemotron, deepseek_v2, deepseek_v3, gpt2, gpt_neox and opt. Without `seq_len`, samples have 8,192
-        tokens, or as many as the model takes if these are less.
+        The families are `hugging_face.MODEL_TYPES`, which the error for another names. Without `seq_len`, samples have
+        8,192 tokens, or as many as the model takes if these are less.
 
         Args:
             config: the path of a config.json or of the folder that holds it, or the config itself as a mapping.

@@ -502,11 +502,13 @@ def moe_unit(model: Architecture, layer: int) -> Unit:
             *unit_norms(model),
             *_router_weights(model),
             *_expert_weights(model, cut),
+            *([WeightShape("shared.weight", (model.hidden_size, 1))] if model.shared_gate else []),
             *(_mlp_weights(model, "shared.", shared, cut) if shared else ()),
         ),
         projections=(
             Projection("router", model.hidden_size, model.num_experts),
             *_expert_projections(model, cut),
+            *([Projection("shared.weight", model.hidden_size, 1)] if model.shared_gate else []),
             *(_mlp_projections(model, "shared.", shared, cut) if shared else ()),
         ),
         core=None,
@@ -614,6 +616,8 @@ def _saved_by_shared_experts(model: Architecture, size: int, cut: Cut) -> Iterat
         first = tuple(f"shared.{name}" for name in _first(model))
         yield SavedTensor("shared input", model.hidden_size, sizes.saved_bytes, None, again, needed_for=first)
     yield from _saved_by_mlp(model, "shared ", size, cut, ("moe", "shared_experts"))
+    if model.shared_gate:
+        yield SavedTensor("shared output", model.hidden_size, sizes.activation_bytes, None, ("moe", "shared_experts"))
 
 
 def _saved_after(model: Architecture, module: str) -> Iterator[SavedTensor]:

@@ -10,7 +10,8 @@ import pytest
 
 import minitrain as mt
 
-CONFIGS = json.loads((Path(__file__).parent / "hugging_face.json").read_text())["configs"]
+FOUND = json.loads((Path(__file__).parent / "hugging_face.json").read_text())
+CONFIGS, PUBLISHED = FOUND["configs"], FOUND["published"]
 LLAMA: dict[str, Any] = CONFIGS[0]["config"]
 
 # As they were published, with all the keys that say nothing about shapes.
@@ -49,6 +50,57 @@ def keys_of(config: Any, **options: Any) -> tuple[str, ...]:
 @pytest.mark.parametrize("row", CONFIGS, ids=lambda row: f"{row['config']['model_type']}-{row['parameters']}")
 def test_a_config_has_the_parameters_that_transformers_counts(row: dict[str, Any]) -> None:
     assert mt.Transformer.from_hf(row["config"]).num_parameters == row["parameters"]
+
+
+@pytest.mark.parametrize("row", PUBLISHED, ids=lambda row: str(row["name"]))
+def test_current_models_have_the_parameters_that_they_were_published_with(row: dict[str, Any]) -> None:
+    model = mt.Transformer.from_hf(row["config"])
+    of_xielu = 2 * model.num_layers * ("xIELU, with two learned numbers a layer, as GELU" in model.taken_as)
+    assert model.num_parameters == row["parameters"] - of_xielu
+    if model.num_experts:  # cards count tables of tokens or do not, and round
+        tables = 2 * model.vocab_size * model.hidden_size
+        assert model.num_active_parameters - tables < 1.05e9 * row["active"]
+        assert 0.95e9 * row["active"] < model.num_active_parameters
+
+
+def test_what_layers_of_current_models_have_is_read() -> None:
+    read = {row["name"]: mt.Transformer.from_hf(row["config"]) for row in PUBLISHED}
+    glm, minimax, olmo, ernie = (read[name] for name in ("GLM-4.5", "MiniMax-M2", "Olmo-3-32B", "ERNIE-4.5-21B-A3B"))
+    assert (glm.qkv_bias, glm.output_bias, glm.qk_norm, glm.rope_share) == (True, False, "head", 0.5)
+    assert (glm.moe_layers, glm.num_shared_experts, glm.router_bias) == (tuple(range(3, 92)), 1, True)
+    assert (minimax.qk_norm, minimax.window, minimax.rope_theta) == ("whole", None, 5e6)
+    assert (olmo.norm_placement, olmo.window, olmo.window_layers[:4]) == ("post", 4096, (0, 1, 2, 4))
+    assert (ernie.num_shared_experts, ernie.moe_layers[0], ernie.tied_embeddings) == (2, 1, True)
+    assert (read["GLM-4-9B-0414"].norm_placement, read["Seed-OSS-36B"].dropout) == ("both", 0.1)
+    gated = read["Qwen1.5-MoE-A2.7B"]
+    assert (gated.num_shared_experts, gated.shared_gate) == (4, True)
+
+
+def test_layers_with_experts_are_read_as_each_family_says() -> None:
+    read = {row["name"]: row["config"] for row in PUBLISHED}
+    found = mt.Transformer.from_hf({**read["ERNIE-4.5-21B-A3B"], "moe_layer_interval": 2, "moe_layer_end_index": 9})
+    assert found.moe_layers == (1, 3, 5, 7, 9)
+    kinds = ["dense"] * 2 + ["sparse"] * 90
+    assert mt.Transformer.from_hf({**read["GLM-4.5"], "mlp_layer_types": kinds}).moe_layers == tuple(range(2, 92))
+    listed = mt.Transformer.from_hf({**read["Hunyuan-A13B"], "moe_topk": [8] * 32, "num_shared_expert": [1] * 32})
+    assert listed == mt.Transformer.from_hf(read["Hunyuan-A13B"])
+    assert keys_of({**read["Hunyuan-A13B"], "moe_topk": [8, 4]}) == ("moe_topk",)
+    assert keys_of({**read["Qwen1.5-MoE-A2.7B"], "shared_expert_intermediate_size": 2000}) == (
+        "shared_expert_intermediate_size",
+    )
+
+
+def test_the_language_model_is_taken_of_one_that_sees() -> None:
+    inner = next(row["config"] for row in PUBLISHED if row["config"]["model_type"] == "mistral")
+    seeing = mt.Transformer.from_hf({"model_type": "mistral3", "text_config": inner, "vision_config": {}})
+    assert seeing.num_parameters == mt.Transformer.from_hf(inner).num_parameters
+    assert seeing.taken_as == ("its vision tower",)
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "falcon_h1", "nemotron_h"])
+def test_a_family_with_what_is_not_modelled_is_refused_by_that(name: str) -> None:
+    with pytest.raises(mt.UsageError, match=rf'got "{name}"; it has .*, which are not modelled'):
+        mt.Transformer.from_hf({"model_type": name})
 
 
 def test_multi_token_prediction_is_read_of_published_configs() -> None:
@@ -176,7 +228,9 @@ def misspelt(key: str) -> str:
     return key[:1] + key[2:]
 
 
-@pytest.mark.parametrize("row", CONFIGS, ids=lambda row: f"{row['config']['model_type']}-{row['parameters']}")
+@pytest.mark.parametrize(
+    "row", [*CONFIGS, *PUBLISHED], ids=lambda row: f"{row['config']['model_type']}-{row['parameters']}"
+)
 def test_every_key_of_a_family_is_refused_where_it_is_misspelt(row: dict[str, Any]) -> None:
     config = row["config"]
     for key in config.keys() - {"model_type", "text_config"}:
