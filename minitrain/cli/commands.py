@@ -578,9 +578,7 @@ def prove(
 
 def _num_layers(trained: dict[str, Any]) -> int:
     """Return the layers of what is trained."""
-    if "workload" in trained:
-        return len(find_model(trained["workload"]).units())
-    return int(trained["num_layers"])
+    return len(find_model(trained["workload"]).units()) if "workload" in trained else int(trained["num_layers"])
 
 
 def _outcome(chosen: ChosenStrategy, parameters: dict[str, Any]) -> dict[str, Any]:

@@ -247,9 +247,7 @@ def _next(exercise: Exercise, state: State, exercises: Path | None) -> list[str]
     later = [
         one for one in every[[one.name for one in every].index(exercise.name) + 1 :] if not state.of(one)["passed"]
     ]
-    if not later:
-        return []
-    return [f"next: `minitrain learn start {later[0].number}`, {later[0].title}"]
+    return [] if not later else [f"next: `minitrain learn start {later[0].number}`, {later[0].title}"]
 
 
 @learn.define()

@@ -276,9 +276,7 @@ def _slow_link(text: str) -> mt.SlowLink:
 
 def _cut(text: str) -> tuple[str, str, str]:
     """Cut a text at its second colon: what is before it, the colon, and the rest."""
-    if text.count(":") < 2:
-        return text, "", ""
-    return text.rpartition(":")
+    return (text, "", "") if text.count(":") < 2 else text.rpartition(":")
 
 
 def _number(option: str, text: str, whole: str, example: str) -> float:

@@ -401,9 +401,7 @@ def stage_layers(num_layers: int, num_stages: int) -> tuple[int, ...]:
     """
     if num_layers % num_stages and not (num_layers + 2) % num_stages and num_stages > 1:
         each = (num_layers + 2) // num_stages
-        if num_stages == 2:
-            return (each - 1, each - 1)
-        return (each - 1, *[each] * (num_stages - 2), each - 1)
+        return (each - 1, each - 1) if num_stages == 2 else (each - 1, *[each] * (num_stages - 2), each - 1)
     if not (num_layers + 1) % num_stages and num_stages > 1:
         each = (num_layers + 1) // num_stages
         return (*[each] * (num_stages - 1), each - 1)

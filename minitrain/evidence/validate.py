@@ -311,9 +311,7 @@ def validate(
 def _results(tasks: Sequence[RowToPredict], jobs: int | None) -> Iterable[list[RowResult | Skipped]]:
     """Return the results of each row, in the order of the rows, from some processes."""
     num_jobs = jobs or os.cpu_count() or 1
-    if num_jobs == 1 or len(tasks) <= _CHUNK:
-        return map(predict_row, tasks)
-    return _in_processes(tasks, num_jobs)
+    return map(predict_row, tasks) if num_jobs == 1 or len(tasks) <= _CHUNK else _in_processes(tasks, num_jobs)
 
 
 def _in_processes(tasks: Sequence[RowToPredict], num_jobs: int) -> Iterator[list[RowResult | Skipped]]:

@@ -650,9 +650,7 @@ def _part(tensor: Any) -> str:
     num_shards = getattr(tensor, "num_shards", 1)
     shards = tensor.shards if num_shards > 1 else tensor.sequence.shards
     num_shards = max(num_shards, tensor.sequence.num_shards)
-    if len(shards) == num_shards:
-        return ""
-    return f"{named('shard', shards)} of {num_shards} of "
+    return "" if len(shards) == num_shards else f"{named('shard', shards)} of {num_shards} of "
 
 
 def _ledger(player: Player) -> Any:

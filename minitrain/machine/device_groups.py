@@ -151,9 +151,7 @@ def clock_share(power: Power | None, watts: float, name: str) -> float:
             watts=watts,
         )
     assert power is not None  # it has said its idle power
-    if watts >= power.tdp_W:
-        return 1.0
-    return float(((watts - idle) / (power.tdp_W - idle)) ** (1 / 3))
+    return 1.0 if watts >= power.tdp_W else float(((watts - idle) / (power.tdp_W - idle)) ** (1 / 3))
 
 
 def idle_watts(power: Power | None, name: str) -> float:

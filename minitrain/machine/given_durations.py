@@ -505,9 +505,7 @@ def _crowding(ranks: int, calibration: Calibration) -> float:
 
 def _on_wire(asked: Asked) -> float:
     """Return how often each byte crosses the wire of a member."""
-    if asked.name in _ONE_WAY:
-        return 1.0
-    return _SHARES.get(asked.name, 1.0) * (asked.members - 1) / asked.members
+    return 1.0 if asked.name in _ONE_WAY else _SHARES.get(asked.name, 1.0) * (asked.members - 1) / asked.members
 
 
 def _in_words(asked: Asked) -> str:

@@ -235,9 +235,7 @@ def topology_of(
 
 def places_of(topology: Any) -> Any:
     """Return which ranks sit where, so that groups of equal shape have equal prices; None where all are alike."""
-    if hasattr(topology, "one_of_each_shape"):
-        return topology
-    return getattr(topology, "places", None)
+    return topology if hasattr(topology, "one_of_each_shape") else getattr(topology, "places", None)
 
 
 def _curve(tier: Network, op: str) -> TransferCurve | None:

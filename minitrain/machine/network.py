@@ -129,9 +129,7 @@ def wire_share(op: str, num_ranks: int) -> float:
     >>> wire_share("all_reduce", 4), wire_share("all_gather", 4), wire_share("p2p", 2)
     (1.5, 0.75, 1.0)
     """
-    if op == "p2p":
-        return 1.0
-    return (COLLECTIVES[op].passes or 1) * (num_ranks - 1) / num_ranks
+    return 1.0 if op == "p2p" else (COLLECTIVES[op].passes or 1) * (num_ranks - 1) / num_ranks
 
 
 OpRow = tuple[float, float | None]

@@ -215,9 +215,7 @@ def mismatch(op: str, values: Sequence[Any], ranks: Sequence[int], rule: str) ->
 
 def _ranks(ranks: Sequence[int]) -> str:
     """Return ranks in words."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    return f"ranks {_brief(frozenset(ranks))[1:-1]}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {_brief(frozenset(ranks))[1:-1]}"
 
 
 def all_reduce(brought: Brought) -> ResultOf:

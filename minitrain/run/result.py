@@ -540,9 +540,7 @@ class Run(DeviceMemoryFigures, FiguresOfStep):
     @property
     def joules_per_token(self) -> float | None:
         """What a token of the batch takes, J; None also where the workload counts no tokens."""
-        if self.energy is None or not self.num_tokens:
-            return None
-        return self.energy.joules / self.num_tokens
+        return None if self.energy is None or not self.num_tokens else self.energy.joules / self.num_tokens
 
     @property
     def usd_per_hour(self) -> float | None:

@@ -227,9 +227,7 @@ def ranks_table(run: Run, most: int = 16) -> Table:
 
 def _ends(count: int, most: int) -> Iterable[int | None]:
     """Return 0 to count - 1, or the first and the last of them around None."""
-    if count <= most:
-        return range(count)
-    return [*range(most // 2), None, *range(count - most // 2, count)]
+    return range(count) if count <= most else [*range(most // 2), None, *range(count - most // 2, count)]
 
 
 def _text(text: str) -> Text:

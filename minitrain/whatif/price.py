@@ -399,9 +399,7 @@ class Priced:
     @property
     def fastest(self) -> int | None:
         """The machine with the shortest step of those that hold the run; None where none does."""
-        if not self.fits.any():
-            return None
-        return int(np.where(self.fits, self.step_time, np.inf).argmin())
+        return None if not self.fits.any() else int(np.where(self.fits, self.step_time, np.inf).argmin())
 
     def columns(self) -> dict[str, Any]:
         """Return what varies and every column by its name; times end in _s."""

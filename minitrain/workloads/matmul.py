@@ -151,9 +151,7 @@ class MatmulLayer(AlikeLayers):
         if kind is OptState:
             num_shards: int = tensor.num_shards
             return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE // num_shards)
-        if kind in PLACED_KINDS:
-            return _parted_bytes(tensor)
-        return other_message_bytes(self, tensor)
+        return _parted_bytes(tensor) if kind in PLACED_KINDS else other_message_bytes(self, tensor)
 
     def memory_elements(self, tensor: Any) -> float:
         """Return the tensor's own `memory()`."""

@@ -172,9 +172,7 @@ class WeightShape:
     @property
     def num_active_parameters(self) -> int:
         """Return the number of elements that one token uses."""
-        if self.experts_per_token:
-            return self.experts_per_token * prod(self.shape[1:])
-        return self.num_parameters
+        return self.experts_per_token * prod(self.shape[1:]) if self.experts_per_token else self.num_parameters
 
     def part(self, degrees: Degrees = WHOLE) -> tuple[int, ...]:
         """Return the shape of one rank's part.
@@ -336,9 +334,7 @@ class AttentionCore:
             10
         """
         reach = min(seq_len, self.window or seq_len)
-        if not causal:
-            return seq_len * reach
-        return reach * (reach + 1) // 2 + (seq_len - reach) * reach
+        return seq_len * reach if not causal else reach * (reach + 1) // 2 + (seq_len - reach) * reach
 
     def num_pairs_of(self, work: Work) -> float:
         """Return the pairs of a rank's queries with the keys that the mask leaves, for one sequence."""

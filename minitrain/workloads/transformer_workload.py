@@ -468,9 +468,7 @@ class TransformerWorkload:
         if isinstance(tensor, placed.OF_ATTENTION):
             return self._bytes_within_attention(tensor)
         after = tensor.layer - 1 if isinstance(tensor, Activation) else tensor.layer
-        if after < 0:
-            return 0
-        return tensor.sequence.share_of(self._output_bytes[after] * len(tensor.samples))
+        return 0 if after < 0 else tensor.sequence.share_of(self._output_bytes[after] * len(tensor.samples))
 
     def _bytes_within_attention(self, tensor: Any) -> int:
         """Return the bytes of what lies within an attention that is taken in steps."""

@@ -356,9 +356,7 @@ def _integer_pow(eqn: Any) -> float:
 
 def _gather(eqn: Any) -> float:
     """Return the cost of filling up where indices lie outside: three comparisons an index, a choice an element."""
-    if "FILL" not in str(eqn.params.get("mode")):
-        return 0.0
-    return _elements(eqn) + 3 * _size(eqn.invars[1])
+    return 0.0 if "FILL" not in str(eqn.params.get("mode")) else _elements(eqn) + 3 * _size(eqn.invars[1])
 
 
 def _sort(eqn: Any) -> float:

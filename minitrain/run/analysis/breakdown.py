@@ -541,9 +541,7 @@ def mean_by_axis(ranks: Sequence[Mapping[str, AxisTotal]]) -> dict[str, AxisTota
 def mean(values: Sequence[float]) -> float:
     """Return a mean that is rounded once: a sum of floats is, and halving it is exact."""
     count = len(values)
-    if count & (count - 1) == 0:
-        return math.fsum(values) / count
-    return float(sum(map(Fraction, values)) / count)
+    return math.fsum(values) / count if count & (count - 1) == 0 else float(sum(map(Fraction, values)) / count)
 
 
 _MOST_DURATIONS = 4096  # counted at a time, since there can be as many distinct durations as events
