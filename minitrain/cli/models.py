@@ -130,7 +130,8 @@ def _attention(model: Transformer) -> str:
     if model.latent is not None:
         heads += f", latents of {model.latent.query_rank} for queries, {model.latent.kv_rank} for keys and values"
     layers = "" if len(model.window_layers) in (0, model.num_layers) else f" in {len(model.window_layers)} layers"
-    window = f", window {model.window}{layers}" if model.window else ""
+    kind = "chunks of" if model.chunked_windows else "window"
+    window = f", {kind} {model.window}{layers}" if model.window else ""
     more = "".join(f", {text}" for text in _more_of_attention(model))
     bias = ", with biases" if model.output_bias else ", biases for queries, keys and values" if model.qkv_bias else ""
     return f"{heads}, {model.attention}{window}{bias}{more}"

@@ -193,6 +193,7 @@ _NOT_COMPUTED = {
     "score_cap": (None, "soft caps are"),
     "logit_cap": (None, "soft caps are"),
     "gate_clamp": (None, "clamped gates are"),
+    "chunked_windows": (False, "windows side by side are"),
     "shared_gate": (False, "gates of shared experts are"),
     "prediction_layers": (0, "layers that predict further tokens are"),
 }

@@ -253,7 +253,7 @@ _FOLLOWING_COUNTS = ("ffn_hidden_size", "num_kv_heads", "head_dim", "num_positio
 _COUNTS = (*_REQUIRED, *_FOLLOWING_COUNTS, "window", "max_seq_len")
 _COUNTS_FROM_ZERO = ("num_experts", "experts_per_token", "num_shared_experts", "prediction_layers", "frozen_layers")
 _FOLLOWING_FLAGS = ("bias", "qkv_bias", "output_bias", "mlp_bias", "tied_embeddings")
-_FLAGS = (*_FOLLOWING_FLAGS, "router_bias", "shared_gate", "sinks")
+_FLAGS = (*_FOLLOWING_FLAGS, "router_bias", "shared_gate", "sinks", "chunked_windows")
 _LAYERS = ("moe_layers", "window_layers")
 _CAPS = ("score_cap", "logit_cap", "gate_clamp")
 _FOLLOWING = {*_FOLLOWING_COUNTS, *_FOLLOWING_FLAGS, *_LAYERS, "positions", "attention_dropout"}
@@ -549,6 +549,14 @@ def _window_layers_exist(f: Fields) -> str | None:
     return _layers_exist("window_layers", f)
 
 
+def _chunks_are_windows(f: Fields) -> str | None:
+    if f["chunked_windows"] and f["window"] is None:
+        return "chunked_windows (True) must not be given without a window; give window=8192"
+    if f["chunked_windows"] and f["documents"] is not None:
+        return "chunked_windows (True) must not be given with documents, whose pairs are not counted so; leave them out"
+    return None
+
+
 def _latent_has_its_own_norms(f: Fields) -> str | None:
     if f["latent"] is None or f["qk_norm"] == "none":
         return None
@@ -598,6 +606,7 @@ _RULES: Sequence[tuple[tuple[str, ...], Callable[[Fields], str | None]]] = (
     (("shared_gate", "num_shared_experts", "num_experts"), _a_shared_gate_has_experts),
     (("num_experts", "moe_layers", "num_layers"), _moe_layers_exist),
     (("window", "window_layers", "num_layers"), _window_layers_exist),
+    (("chunked_windows", "window", "documents"), _chunks_are_windows),
     (("latent", "qk_norm"), _latent_has_its_own_norms),
     (("gate_clamp", "mlp"), _a_clamp_has_a_gate),
     (("frozen_layers", "num_layers"), _something_trains),
@@ -655,6 +664,7 @@ class Architecture:
         attention: "flash", which stores no scores, or "unfused", which stores them.
         window: keys that a query sees at most (sliding-window attention); None for all.
         window_layers: the transformer layers whose attention has the window, from 0. Follows as all if there is one.
+        chunked_windows: whether windows lie side by side: a query sees what comes before it in its own (Llama 4).
         sinks: whether each head has a logit of its own in the softmax, which takes attention from all keys (gpt-oss).
         score_cap: soft cap of attention's scores, cap x tanh(score / cap) (Gemma 2); None for none.
         logit_cap: the same for the logits of the head.
@@ -717,6 +727,7 @@ class Architecture:
     attention: str = "flash"
     window: int | None = None
     window_layers: Sequence[int] = None  # type: ignore[assignment]  # as those above; a tuple afterwards
+    chunked_windows: bool = False
     sinks: bool = False
     score_cap: float | None = None
     logit_cap: float | None = None

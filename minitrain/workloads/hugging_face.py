@@ -122,10 +122,11 @@ class ConfigReader:
             ),
         )
 
-    def moe_layers(self, **keys: Sequence[Any]) -> Any:
+    def moe_layers(self, listed: str = "", **keys: Sequence[Any]) -> Any:
         """Return the layers with experts.
 
         Args:
+            listed: the key that lists them, if there is one.
             keys: the keys, each with its default, of the `first` such layer and of the `last`, -1 for that of all; of
                 their `step`, which counts from 1; and of those that are `dense` in spite of it.
         """
@@ -137,6 +138,8 @@ class ConfigReader:
         )
         dense = self.layers(keys["dense"][0]) if "dense" in keys else ()
         kinds = self.kinds_of_layers("mlp_layer_types", "dense", "sparse")
+        if listed and listed in self._config:
+            return self.layers(listed)
         if kinds is not None:
             return [layer for layer, kind in enumerate(kinds) if kind == "sparse"]
         if None in (first, last, step, dense):
@@ -251,12 +254,22 @@ def attention_bias(config: ConfigReader, *, default: bool = False) -> Fields:
     return {"qkv_bias": bias, "output_bias": bias}
 
 
-def windows(config: ConfigReader, fields: Fields, layers: Callable[[int], bool], default: int | None = None) -> Fields:
-    """Read the window and its layers, by default those of which something holds."""
-    window = config.optional_count("sliding_window", default, least=0)
-    kinds = config.kinds_of_layers("layer_types", "full_attention", "sliding_attention")
+def windows(
+    config: ConfigReader,
+    fields: Fields,
+    layers: Callable[[int], bool],
+    default: int | None = None,
+    key: str = "sliding_window",
+    kind: str = "sliding_attention",
+    rotated: str = "",
+) -> Fields:
+    """Read the window and its layers, by default those of which something holds, or that have rotary positions."""
+    window = config.optional_count(key, default, least=0)
+    kinds = config.kinds_of_layers("layer_types", "full_attention", kind)
     usual = [layer for layer in range(fields["num_layers"] or 0) if layers(layer)]
-    found = usual if kinds is None else [layer for layer, kind in enumerate(kinds) if kind == "sliding_attention"]
+    if rotated and (listed := config.layers(rotated)):
+        usual = [layer for layer, is_rotated in enumerate(listed) if is_rotated]
+    found = usual if kinds is None else [layer for layer, one in enumerate(kinds) if one == kind]
     return {"window": window, "window_layers": found} if found and window else {"window": None, "window_layers": ()}
 
 
@@ -476,8 +489,8 @@ def _read(config: ConfigReader, family: str) -> Fields:
         config.only(key, *values)
     fields |= {**rotary(config, **row.get("rotary", {})), "taken_as": fields["taken_as"]}
     if "windows" in row:
-        default, every = row["windows"]
-        fields |= windows(config, fields, lambda layer: bool((layer + 1) % every), default)
+        default, every, *names = row["windows"]
+        fields |= windows(config, fields, lambda layer: bool((layer + 1) % every), default, *names)
     fields |= {name: _one(config, how) for name, how in row.get("fields", {}).items()}
     return {**fields, "taken_as": (*fields["taken_as"], *row.get("taken_as", ()), *_factors(config, row))}
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from types import MappingProxyType
 from typing import Any, Literal, final
 
+from minitrain.tensors.compressed import Shapes
 from minitrain.workloads.shapes import Gemm, Work
 from minitrain.workloads.workload import PassMode, cost_of_weight_pass, multiplications, traffic_of
 
@@ -326,6 +328,23 @@ def one_hot_products(
     if not is_backward:
         return forward_matmul(dispatch, datatype), forward_matmul(combine, datatype)
     return *backward_matmuls(dispatch, datatype), *backward_matmuls(combine, datatype)
+
+
+_STEPS = 5
+
+
+def newton_schulz(matrices: Shapes) -> tuple[Matmul, ...]:
+    """Return the multiplications that orthogonalise the momentum of some matrices, in five steps, in bfloat16.
+
+    With X of m rows and n >= m columns, a step is A = X X^T, B = b A + c A^2 and a X + B X.
+
+    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
+    """
+    found = []
+    for shape in matrices:
+        m, n, batch = min(shape[-2:]), max(shape[-2:]), _STEPS * prod(shape[:-2])
+        found += [Matmul(m, m, n, batch), Matmul(m, m, m, batch), Matmul(m, n, m, batch)]
+    return tuple(found)
 
 
 COPIES_OF_PARTS = (2, 3)

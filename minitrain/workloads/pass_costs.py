@@ -36,6 +36,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import final
 
+from minitrain.errors import UsageError
 from minitrain.operations.computations import names_of
 from minitrain.workloads.architecture import STATISTIC_BYTES, Architecture
 from minitrain.workloads.kernels import (
@@ -268,6 +269,11 @@ def _attended(model: Architecture, unit: Unit, work: Work, context: Context | No
 
 def _seen(core: AttentionCore, work: Work, context: Context, shard_len: int) -> Sequence[tuple[int, int, float]]:
     """Return each shard of queries and of keys with pairs between them, and their number for one head and sample."""
+    if core.num_chunks(work.seq_len) > 1:
+        raise UsageError(
+            f"seq_len ({work.seq_len}) must be at most the window ({core.window}) where windows lie side by side and "
+            "ranks divide the sequence, since their pairs are not counted; use cp=1, or shorter sequences"
+        )
     return list(context.seen(shard_len, core.window)) if work.pairs is None else work.pairs.by_shard
 
 

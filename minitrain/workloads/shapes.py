@@ -10,7 +10,7 @@ How ranks divide the work on a transformer: parallel degrees, where a dimension 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
@@ -302,6 +302,7 @@ class AttentionCore:
         value_dim: size of a head's value.
         is_flash: whether scores are never stored (FlashAttention, Dao et al. 2022).
         window: keys that a query sees at most; None for all.
+        is_chunked: whether windows lie side by side, and a query sees what comes before it in its own.
     """
 
     num_heads: int
@@ -309,6 +310,11 @@ class AttentionCore:
     value_dim: int
     is_flash: bool
     window: int | None = None
+    is_chunked: bool = False
+
+    def num_chunks(self, seq_len: int) -> int:
+        """Return into how many sequences its windows cut one."""
+        return -(-seq_len // self.window) if self.is_chunked and self.window else 1
 
     def gemms(self, work: Work) -> tuple[Gemm, Gemm]:
         """Return one rank's scores and sums of values, forward: every query of the rank with every key.
@@ -333,6 +339,12 @@ class AttentionCore:
             >>> AttentionCore(8, 64, 64, True).num_pairs(4, causal=True)
             10
         """
+        if self.is_chunked and self.window and seq_len > self.window:
+            whole, rest = divmod(seq_len, self.window)
+            return sum(
+                count * replace(self, window=None).num_pairs(size, causal=causal)
+                for count, size in ((whole, self.window), (1, rest))
+            )
         reach = min(seq_len, self.window or seq_len)
         return seq_len * reach if not causal else reach * (reach + 1) // 2 + (seq_len - reach) * reach
 

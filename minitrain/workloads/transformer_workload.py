@@ -28,12 +28,12 @@ from minitrain.workloads import pass_costs
 from minitrain.workloads.architecture import AVERAGE_BYTES, STATISTIC_BYTES
 from minitrain.workloads.documents import Documents, pairs_of
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
-from minitrain.workloads.kernels import KernelList, kernels_of_weight_pass
+from minitrain.workloads.kernels import KernelList, kernels_of_weight_pass, newton_schulz
 from minitrain.workloads.matmul import DENSE, DENSE_LAYER, DenseRows
 from minitrain.workloads.shapes import Degrees, Work, num_factors
 from minitrain.workloads.transformer import Transformer, find_model
 from minitrain.workloads.unit import Unit
-from minitrain.workloads.unit_kernels import Style, loss_kernels, newton_schulz, pass_kernels, update_kernels
+from minitrain.workloads.unit_kernels import Style, loss_kernels, pass_kernels, update_kernels
 from minitrain.workloads.workload import (
     USUAL,
     WEIGHT_PASSES,

@@ -285,7 +285,9 @@ def attention_unit(model: Architecture, layer: int) -> Unit:
     """Return the attention of a transformer layer."""
     latent = model.latent
     window = model.window if layer in model.window_layers else None
-    core = AttentionCore(model.num_heads, model.head_dim, _value_dim(model), model.attention == "flash", window)
+    core = AttentionCore(
+        model.num_heads, model.head_dim, _value_dim(model), model.attention == "flash", window, model.chunked_windows
+    )
     return Unit(
         kind="attention",
         layer=layer,

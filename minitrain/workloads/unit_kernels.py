@@ -79,6 +79,7 @@ from minitrain.workloads.kernels import (
     copied_parts,
     copied_unit,
     forward_matmul,
+    newton_schulz,
     one_hot_products,
 )
 from minitrain.workloads.shapes import ADAPTER, Cut, Gemm, Work
@@ -383,23 +384,6 @@ def update_kernels(
     return KernelList(tuple(kernels), len(kernels))
 
 
-def newton_schulz(matrices: Shapes) -> tuple[Matmul, ...]:
-    """Return the multiplications that orthogonalise the momentum of some matrices, in five steps, in bfloat16.
-
-    With X of m rows and n >= m columns, a step is A = X X^T, B = b A + c A^2 and a X + B X.
-
-    Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
-    """
-    found = []
-    for shape in matrices:
-        m, n, batch = min(shape[-2:]), max(shape[-2:]), _STEPS * prod(shape[:-2])
-        found += [Matmul(m, m, n, batch), Matmul(m, m, m, batch), Matmul(m, n, m, batch)]
-    return tuple(found)
-
-
-_STEPS = 5
-
-
 def _added_up(precision: Precision) -> int:
     """Return the bytes that adding an element to a gradient reads and writes."""
     return precision.activation_bytes + 2 * precision.gradient_bytes
@@ -586,23 +570,23 @@ class _Lister:
         """Return the attention kernel; of a sequence cut between ranks, queries see the average number of keys."""
         core, work, model = self.unit.core, self.work, self.model
         assert core is not None  # asked by the caller
-        tp = work.degrees.tp
+        tp, chunks = work.degrees.tp, core.num_chunks(work.seq_len)
         return FlashAttention(
-            num_samples=work.num_samples,
-            num_queries=work.num_queries,
-            num_keys=work.seq_len,
+            num_samples=work.num_samples * chunks,
+            num_queries=-(-work.num_queries // chunks),
+            num_keys=-(-work.seq_len // chunks),
             num_heads=Cut("num_heads", core.num_heads).part(core.num_heads, tp),
             num_kv_heads=Cut("num_kv_heads", model.num_kv_heads).part(model.num_kv_heads, tp),
             key_dim=core.key_dim,
             value_dim=core.value_dim,
-            num_pairs=core.num_pairs_of(work),
+            num_pairs=core.num_pairs_of(work) / chunks,
             longest_row=work.pairs and work.pairs.longest,
             is_backward=is_backward,
             generation=self.style.attention,
             datatype=model.precision.datatype,
             element_bytes=model.precision.activation_bytes,
             has_dropout=model.attention_dropout > 0,
-            window=core.window,
+            window=None if core.is_chunked else core.window,
         )
 
     def _memory(self, name: str, num_elements: int, tensors: float, more_bytes: float = 0) -> MemoryPass:

@@ -90,6 +90,23 @@ def test_layers_with_experts_are_read_as_each_family_says() -> None:
     )
 
 
+def test_llama_4_sees_chunks_of_8192_tokens_in_three_of_four_layers() -> None:
+    scout, maverick = (
+        mt.Transformer.from_hf({"model_type": "llama4", "text_config": row["config"]}, seq_len=32768)
+        for row in PUBLISHED
+        if row["config"]["model_type"] == "llama4_text"
+    )
+    assert (scout.window, scout.chunked_windows, scout.window_layers[:4]) == (8192, True, (0, 1, 2, 4))
+    assert (scout.moe_layers, maverick.moe_layers) == (tuple(range(48)), tuple(range(1, 48, 2)))
+    assert (maverick.ffn_hidden_size, maverick.moe_ffn_hidden_size, maverick.num_shared_experts) == (16384, 8192, 1)
+    assert scout.taken_as[-1] == "its vision tower"
+    of_all, of_chunks = (4 * 40 * 128 * length**2 for length in (32768, 8192))  # scores and values, all pairs
+    flop = [unit.core.flop(32768, causal=False) for unit in scout.units() if unit.core is not None]
+    assert sum(flop) == 12 * of_all + 36 * 4 * of_chunks
+    listed = PUBLISHED[0]["config"] | {"no_rope_layers": [0, 1] * 24}
+    assert mt.Transformer.from_hf(listed).window_layers == tuple(range(1, 48, 2))
+
+
 def test_the_language_model_is_taken_of_one_that_sees() -> None:
     inner = next(row["config"] for row in PUBLISHED if row["config"]["model_type"] == "mistral")
     seeing = mt.Transformer.from_hf({"model_type": "mistral3", "text_config": inner, "vision_config": {}})

@@ -220,6 +220,7 @@ def test_strategies_train_such_layers(strategy: str, options: dict[str, Any], fi
     [
         {"norm_placement": "both"}, {"qk_norm": "head"}, {"sinks": True}, {"score_cap": 5.0}, {"logit_cap": 5.0},
         {"gate_clamp": 7.0}, {"prediction_layers": 1}, {"mlp": "geglu"}, {"window": 8, "window_layers": (0,)},
+        {"window": 8, "chunked_windows": True},
     ],
 )  # fmt: skip
 def test_what_real_arrays_cannot_compute_is_refused(changes: dict[str, Any]) -> None:
@@ -232,6 +233,7 @@ def test_what_real_arrays_cannot_compute_is_refused(changes: dict[str, Any]) -> 
     [
         ({"window_layers": [0]}, r"window_layers .* must not be given without a window; give window=4096"),
         ({"window": 8, "window_layers": [7]}, r"window_layers \(7\) must be below num_layers \(2\)"),
+        ({"chunked_windows": True}, r"chunked_windows \(True\) must not be given without a window; give window=8192"),
         ({"score_cap": 0}, "score_cap must be a positive number, got 0; write score_cap=50"),
         ({"gate_clamp": 7.0, "mlp": "gelu"}, r"gate_clamp \(7\) must not be given for mlp='gelu'.*; leave it out"),
         ({"rope_share": 1.5}, r"rope_share must be at most 1, got 1.5"),
@@ -242,6 +244,29 @@ def test_what_real_arrays_cannot_compute_is_refused(changes: dict[str, Any]) -> 
 def test_fields_that_break_their_rules_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(mt.UsageError, match=message):
         mt.Transformer(**{**SIZES, **changes})
+
+
+def test_windows_side_by_side_are_shorter_sequences() -> None:
+    chunked = replace(PLAIN, seq_len=1024, window=256, chunked_windows=True)
+    core = chunked.units()[1].core
+    assert core is not None
+    assert [core.num_pairs(length, causal=True) for length in (256, 512, 600)] == [32896, 65792, 69708]
+    assert core.num_pairs(600, causal=False) == 2 * 256**2 + 88**2
+    work = Work(num_samples=2, seq_len=1024)
+    (cut,) = (each for each in forward_kernels(chunked, chunked.units()[1], work).kernels if hasattr(each, "num_pairs"))
+    short = replace(PLAIN, seq_len=256)
+    (own,) = (
+        each
+        for each in forward_kernels(short, short.units()[1], Work(num_samples=8, seq_len=256)).kernels
+        if hasattr(each, "num_pairs")
+    )
+    assert cut == own
+
+
+def test_ranks_that_divide_a_sequence_cannot_have_windows_side_by_side() -> None:
+    chunked = replace(PLAIN, window=8, chunked_windows=True)
+    with pytest.raises(mt.UsageError, match=r"seq_len \(32\) must be at most the window \(8\).*use cp=1"):
+        mt.simulate("ring_attention", world_size=2, global_batch_size=2, workload=chunked)
 
 
 def test_a_layer_that_predicts_a_further_token_has_a_matrix_more_and_the_head_again() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.proof import arithmetic
+from minitrain.workloads.kernels import newton_schulz
 from minitrain.workloads.transformer_workload import find_workload
-from minitrain.workloads.unit_kernels import newton_schulz
 
 TINY: dict[str, Any] = {"world_size": 2, "global_batch_size": 4}
 

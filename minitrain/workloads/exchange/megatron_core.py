@@ -44,6 +44,7 @@ def model_faults(model: Transformer) -> list[str]:
         "logit_cap": model.logit_cap is not None,
         "gate_clamp": model.gate_clamp is not None,
         "shared_gate": model.shared_gate,
+        "chunked_windows": model.chunked_windows,
         "layernorm without biases": model.norm == "layernorm" and not model.norm_bias,
         "biases of some projections": _biases(model) not in _BIASES,
         "experts of some layers, and no hidden size of dense ones": model.ffn_hidden_size is None,
