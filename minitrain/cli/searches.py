@@ -25,7 +25,7 @@ from minitrain.run.strategy_loading import literal
 from minitrain.search.sweeps.batches import Row, succeeded
 from minitrain.search.sweeps.own_processes import LostWorkersWarning
 from minitrain.search.sweeps.sweep import Sweep
-from minitrain.search.tuning.findings import described, require_tool
+from minitrain.search.tuning.findings import described, require_tool, told_apart
 from minitrain.search.tuning.search import distinct, options_of
 from minitrain.search.tuning.tune import HEAD_ROOM, Tuning
 from minitrain.view.tables import budget_cells, budget_columns, filled_table, frameless_table
@@ -275,7 +275,11 @@ def _print_layouts(found: Tuning, tokens: float | None, *, explain: bool, words:
     if not found.ranked:
         print_lines([f"{found.verdicts()}; {found.nearest()}"])
         return
-    print_table(_layouts_table(found.ranked, tokens))
+    shown = distinct(found.ranked)[:_LAYOUTS_SHOWN]
+    common, names = told_apart(shown)
+    print_lines([f"layouts with {printable(common)}:"] if common else [])
+    print_table(_layouts_table(shown, names, tokens))
+    print_lines(found.others(shown))
     print_lines([found.verdicts() + (" (interrupted)" if found.was_interrupted else "")])
     print_lines([f"{len(found.front)} of them are on the front of time, memory, money and energy"])
     print_lines([f"the best one: {found.best.command}", *found.priced_by()])
@@ -295,19 +299,19 @@ def _said(found: Tuning, tool: str) -> list[str]:
     return [f"{tool} has no words for the best one; it has them for {choice} ({step}):", *lines]
 
 
-def _layouts_table(rows: Sequence[Row], tokens: float | None) -> Table:
-    """Return the best layouts as a table; of layouts with one step time and one memory, the first.
+def _layouts_table(rows: Sequence[Row], names: Sequence[str], tokens: float | None) -> Table:
+    """Return the best layouts as a table.
 
     Args:
         rows: the layouts, the best first.
+        names: what tells each apart.
         tokens: what days, dollars and energy are for; None for the dollars of a step.
     """
     *figures, dollars = TABLES["tune"]
     shown = [*figures, *([dollars] if tokens is None else [])]
     are_several = len({row.get("precision") for row in rows}) > 1
     cells = []
-    for row in distinct(rows)[:_LAYOUTS_SHOWN]:
-        layout = f"{row['strategy']} {described(options_of(row))}"
+    for row, layout in zip(rows, names, strict=True):
         budget = [] if tokens is None else budget_cells(_budget(row, tokens))
         named = printable(f"{row['precision']}: {layout}" if are_several else layout)
         cells.append([named, *(column.cell(row) for column in shown), *budget])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +26,27 @@ def test_the_table_has_the_best_first_and_counts_all() -> None:
     result = run()
     lines = result.stdout.splitlines()
     assert result.exit_code == 0, result.output
-    assert lines[0].split() == ["layout", "step", "tok/s/GPU", "MFU", "%", "GiB", "USD"]
-    assert lines[1].startswith("megatron tp 1")
+    assert lines[0] == "layouts with tp 1, chunks 1, microbatch 1:"
+    assert lines[1].split() == ["layout", "step", "tok/s/GPU", "MFU", "%", "GiB", "USD"]
+    assert lines[2].startswith("megatron pp 1, ")
     assert any("configurations: " in line and "fits" in line for line in lines)
     front, best, priced_by, how_sure = lines[-4:]
     assert front.endswith("are on the front of time, memory, money and energy")
     assert best.startswith("the best one: minitrain run ")
     assert priced_by.startswith("megatron is priced by kernels, platform ")
     assert how_sure.startswith("how sure, the best: ")
+
+
+def test_a_table_says_once_what_all_layouts_share_and_names_the_best_of_every_other_strategy() -> None:
+    more = ["--model", "llama3-8b", "--seq", "512", "--world-size", "8", "--batch", "32", "--jobs", "1"]
+    more += ["--space", "tp=2", "--space", "pp=1", "--space", "microbatch=1,2", "--space", "recompute=none"]
+    lines = CliRunner().invoke(app, ["tune", "fsdp", "megatron", *more], env={"COLUMNS": "120"}).stdout.splitlines()
+    assert lines[0].startswith("layouts with tp 2, ")
+    assert lines[0].endswith(":")
+    shown = lines[2 : lines.index(next(line for line in lines if ", " in line and " configurations: " in line))]
+    assert all("tp 2" not in line and line.startswith("megatron ") for line in shown)
+    (other,) = [line for line in lines if line.startswith("fsdp, ")]
+    assert re.fullmatch(r"fsdp, \d+ configurations: the best that was priced takes .* \(\+\d+%\): tp 2, .*", other)
 
 
 def test_json_has_every_row_and_the_page_is_written(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from minitrain.errors import UsageError, require_count
 from minitrain.files import read_json, shown
-from minitrain.run.analysis.labels import GIB
+from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.facts import remark_on, sureness_of, trained_model_of
 from minitrain.run.parameters import command_of
 from minitrain.run.result import Run
@@ -120,13 +120,31 @@ def described(options: Mapping[str, Any]) -> str:
     >>> described({"tp": 8, "pp": 1, "zero": 1, "recompute": "none", "sequence_parallel": True, "offload": None})
     'tp 8, pp 1, zero 1, sequence_parallel'
     """
-    words = []
-    for name, value in options.items():
-        if value is True:
-            words.append(name)
-        elif value not in (None, False, "none") and not (value == 0 and name == "zero"):
-            words.append(f"{_SHORT.get(name, name)} {value}")
-    return ", ".join(words)
+    return ", ".join(_in_words(name, value) for name, value in options.items() if value not in (None, False, "none"))
+
+
+def told_apart(rows: Sequence[Row]) -> tuple[str, list[str]]:
+    """Return what several layouts have in common, and of each the strategy and what is not in all, in words.
+
+    >>> told_apart([{"strategy": "fsdp", "tp": 2, "offload": "x"}, {"strategy": "fsdp", "tp": 2, "reshard": False}])
+    ('tp 2', ['fsdp offload x', 'fsdp no reshard'])
+    """
+    each = [options_of(row) for row in rows]
+    names = dict.fromkeys(name for options in each for name in options)
+    same = {name for name in names if len(each) > 1 and all(one.get(name) == each[0].get(name) for one in each)}
+    apart = [
+        ", ".join(_in_words(name, value) for name, value in one.items() if name not in same and value is not None)
+        for one in each
+    ]
+    told = [f"{row['strategy']} {words}".rstrip() for row, words in zip(rows, apart, strict=True)]
+    return described({name: each[0][name] for name in names if name in same}), told
+
+
+def _in_words(name: str, value: Any) -> str:
+    """Return an option and its value in words."""
+    if isinstance(value, bool):
+        return name if value else f"no {name}"
+    return f"{_SHORT.get(name, name)} {value}"
 
 
 _SHORT = {"num_chunks": "chunks", "microbatch_size": "microbatch"}
@@ -236,6 +254,23 @@ class Findings:
         precision = trained.unusual_text.removeprefix(", ")
         said = [f"the best in {precision}"] if precision else []
         return [*said, f"how sure, the best: {self.best.sureness}", *filter(None, [remark])]
+
+    def others(self, shown: Iterable[Row]) -> list[str]:
+        """Say of each strategy that is not among some rows how many layouts were tried, and how slow the best is."""
+        found: dict[str, list[str]] = {}
+        for row in self.rows:
+            found.setdefault(row["strategy"], []).append(row["status"])
+        lines = []
+        for strategy in found.keys() - {row["strategy"] for row in shown}:
+            of_it, best = found[strategy], next((row for row in self.ranked if row["strategy"] == strategy), None)
+            if best is None:
+                words = ", ".join(f"{of_it.count(one):,} {one}" for one in VERDICTS if one in of_it)
+            else:
+                slower = best["step_time_s"] / self.best.step_time_s - 1
+                took = f"the best that was priced takes {duration(best['step_time_s'])} ({slower:+.0%})"
+                words = f"{took}: {described(options_of(best))}"
+            lines.append(f"{strategy}, {len(of_it):,} configurations: {words}")
+        return sorted(lines)
 
     def nearest(self) -> str:
         """Say which configuration needs the least memory, or why none was priced."""

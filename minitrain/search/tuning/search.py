@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import KW_ONLY, dataclass, replace
@@ -227,9 +228,9 @@ async def _figures_of(problem: TuningProblem, shared: SharedByBatch, strategy: A
         known = shared.parameters(chosen, {**problem.parameters, "fold": True, "check": False, **options})
         run = await simulate_async(chosen, **known)
         parts = run.breakdown
-    except OutOfMemoryError as error:
-        return Figures(peak_memory_bytes=sum(error.facts["oom"].held_bytes.values()), is_bound=True)
     except MinitrainError as error:
+        if isinstance(error, OutOfMemoryError) and "oom" in error.facts:  # else it is the host's
+            return Figures(peak_memory_bytes=sum(error.facts["oom"].held_bytes.values()), is_bound=True)
         return Figures(error=first_line(error), is_rule=True)
     except Exception as error:  # a strategy may raise anything, and the others go on
         return Figures(error=reason_of(error).partition("\n")[0])
@@ -433,6 +434,9 @@ class WorkerCall:
     arguments: Callable[[], Sequence[Any]]
 
 
+_MOST_COMPARED = 4  # layouts of a strategy of which none fits, that are priced although others are quicker
+
+
 @final
 @dataclass(eq=False, repr=False)
 class Search:
@@ -476,6 +480,8 @@ class Search:
         self._end = None if self.budget_s is None else time.monotonic() + self.budget_s
         self._best: Row | None = None
         self._points: list[Row] = []
+        self._fitting: set[str] = set()
+        self._num_compared: Counter[str] = Counter()
         self._num_problems = len({one.problem for one in self.candidates})
         self._fits_with: dict[Hashable, set[Recompute]] = {}  # the recomputations with which a layout fits
 
@@ -523,6 +529,7 @@ class Search:
         if row["status"] == FITS:
             if self._best is None or value_of(row, self.objective) < value_of(self._best, self.objective):
                 self._best = row
+            self._fitting.add(row["strategy"])
             self._points.append(row)
 
     def _add(self, candidate: Candidate, place: int, figures: Figures) -> None:
@@ -564,7 +571,7 @@ class Search:
     def _worth_simulating(self, bounded: Sequence[tuple[Bound, int, Candidate]]) -> Iterator[WorkerCall]:
         """Yield what is to be simulated; what is pruned by then becomes a row."""
         for bound, place, candidate in bounded:
-            if self._is_beaten(bound, candidate):
+            if self._is_beaten(bound, candidate) and not self._is_compared(candidate):
                 self._add(candidate, place, Figures(is_pruned=True))
             elif self._recomputes_for_nothing(candidate):
                 self._add(candidate, place, Figures(is_pruned=True, why_pruned="it fits with less recomputation"))
@@ -598,6 +605,13 @@ class Search:
             return least[column] is not None and sign * least[column] > value_of(self._best, self.objective)
         columns = [name for name in OF_FRONT if least[name] is not None]
         return any(all(row[name] <= least[name] for name in columns) for row in self._points)
+
+    def _is_compared(self, candidate: Candidate) -> bool:
+        """Return whether a beaten layout is priced, to say how much slower its strategy is: until one of it fits."""
+        if self.prune != "auto" or candidate.label in self._fitting:
+            return False
+        self._num_compared[candidate.label] += 1
+        return self._num_compared[candidate.label] <= _MOST_COMPARED
 
     def _limit(self, problem: TuningProblem) -> Limit | None:
         """Return the limit beyond which layouts need not be priced; None where more than the step time decides."""

@@ -201,7 +201,8 @@ def tune(
         min_microbatches: the fewest microbatches that a pipeline may have.
         prune: "none" prices everything; "best" leaves out what is worse for sure than the best one known; "front"
             leaves out, of what is simulated one by one, what something known beats in time, memory, money and energy;
-            "auto" prices all layouts that are put together from pieces, and is "best" for the others.
+            "auto" prices all layouts that are put together from pieces, and is "best" for the others, but for the most
+            promising ones of each strategy.
         sampler: "exhaustive", or "optuna" to let Optuna choose `num_samples` of the configurations.
         num_samples: how many configurations Optuna tries.
         budget_s: after how many seconds no more configurations are begun.

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import math
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import minitrain as mt
+from minitrain.machine import load_config
 from minitrain.search.sweeps.own_processes import WorkerLostError
 from minitrain.search.tuning.findings import described
 from minitrain.search.tuning.search import options_of
@@ -55,6 +57,16 @@ def test_the_best_row_is_what_simulate_says_of_it(found: Tuning) -> None:
     assert found.best.energy_joules == pytest.approx(run.energy_joules)
     assert found.best.dollars == run.dollars
     assert found.best.step_time_s == min(row["step_time_s"] for row in found.rows if row["step_time_s"])
+
+
+def test_a_layout_that_fills_the_hosts_memory_is_illegal_and_ends_no_search() -> None:
+    hardware = load_config("h100_80g_nvl8")
+    small = replace(hardware, mem2=replace(hardware.mem2, GiB=0.001))
+    space = {"offload": [None, "activations"], "tp": [1], "recompute": ["none"], "microbatch_size": [1]}
+    found = mt.tune(SMALL, small, **{**_GIVEN, "space": space}, strategies="fsdp", prune="none")
+    reasons = {row["offload"]: str(row["reason"]) for row in found.rows}
+    assert "host must hold all that is offloaded to it" in reasons["activations"]
+    assert found.best.options["offload"] is None
 
 
 def test_nothing_beats_a_row_of_the_front(found: Tuning) -> None:
