@@ -145,24 +145,19 @@ def _case_of(row: Row, start: str | Platform | None) -> Case:
     return replace(case, platform=replace(given, attention=given.attention or own.attention))
 
 
+_OF_FRAMEWORK = (
+    *("parts_overlap", "separate_gradients", "stops_early", "attention", "fused_loss", "gradient_accesses"),
+    *("batches_messages", "is_eager", "captures", "num_devices"),
+)
+
+
 def _common(cases: Sequence[Case], name: str, start: str | Platform | None) -> Platform:
     """Return the platform to begin with: what the rows' platforms agree in."""
     platforms = [case.platform or COMPONENTS for case in cases]
     first = find_platform(start) if start is not None else platforms[0]
     agreed = {
         field: getattr(platforms[0], field)
-        for field in (
-            "parts_overlap",
-            "separate_gradients",
-            "stops_early",
-            "attention",
-            "fused_loss",
-            "gradient_accesses",
-            "batches_messages",
-            "is_eager",
-            "captures",
-            "num_devices",
-        )
+        for field in _OF_FRAMEWORK
         if len({getattr(platform, field) for platform in platforms}) == 1
     }
     is_one = len({platform.name for platform in platforms}) == 1

@@ -61,16 +61,7 @@ _SUBMITTED = {
     "barrier": "barrier",
 }
 """Operations by how torch calls them, in `c10d::_allgather_base_` as in NCCL's "Collective name"."""
-_BYTES = {
-    "float": 4,
-    "double": 8,
-    "c10::BFloat16": 2,
-    "c10::Half": 2,
-    "Float": 4,
-    "Double": 8,
-    "BFloat16": 2,
-    "Half": 2,
-}
+_BYTES = {"float": 4, "double": 8, "bfloat16": 2, "half": 2}
 _ALIKE = 0.05  # sizes that differ by less are the same
 _PASSES = ("forward", "backward")
 
@@ -397,9 +388,9 @@ def _size_bytes(args: Mapping[str, Any]) -> float:
     """Return the bytes of the largest tensor that a call has, or 0 where the trace does not say them."""
     if "In msg nelems" in args:
         elements = max(float(args["In msg nelems"]), float(args.get("Out msg nelems", 0)))
-        return elements * _BYTES.get(str(args.get("dtype")), 4)
+        return elements * _BYTES.get(str(args.get("dtype")).lower(), 4)
     dims, types = args.get("Input Dims") or [], args.get("Input type") or []
-    each = _BYTES.get(str(types[0]) if types else "", 4)
+    each = _BYTES.get(str(types[0]).lower().removeprefix("c10::") if types else "", 4)
     return float(max((prod(shape) for shape in _shapes(dims)), default=0) * each)
 
 

@@ -43,16 +43,9 @@ MAIN_LANE = "compute"
 _NUMBERED = ("forward", "backward", "loss", SEND, RECV)  # what has the samples of one microbatch
 _DIGITS = 9  # of the step's length
 _SUMS = (
-    "row",
-    "lane",
-    "start",
-    "layer",
-    "memory_row",
-    "memory_time",
-    "memory_kib",
-    "path_row",
-    "path_start",
-    "path_end",
+    *("row", "lane", "start", "layer"),
+    *("memory_row", "memory_time", "memory_kib"),
+    *("path_row", "path_start", "path_end"),
 )
 """Columns that are written as differences of neighbours."""
 

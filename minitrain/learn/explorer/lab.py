@@ -26,14 +26,8 @@ ARCHIVE = "minitrain.zip"
 _ENGINE = ("lab_worker.js", "lab_engine.js")
 _PYODIDE = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "pyodide-lock.json", "python_stdlib.zip")
 _TAGS = (
-    "--platform",
-    "pyemscripten_2026_0_wasm32",
-    "--python-version",
-    "3.14",
-    "--implementation",
-    "cp",
-    "--abi",
-    "cp314",
+    *("--platform", "pyemscripten_2026_0_wasm32"),
+    *("--python-version", "3.14", "--implementation", "cp", "--abi", "cp314"),
 )
 _NOT_IN_BROWSERS = (
     *("strategies/", "hw_configs/", "cli/", "training/", "learn/explorer/page/", "learn/explorer/lab_parts/"),

@@ -31,22 +31,14 @@ Bound = Literal["compute", "memory"]
 _FLOPS = "flops_required_"
 BYTES_KEYS = ("bytes_moved", "memory_read_bytes", "memory_write_bytes")
 """What a task may say of its memory traffic."""
-_TASK_KEYS = (
-    "task_id",
-    "operation_type",
-    "flops_required_fp16",
-    "flops_required",
-    "precision",
-    *BYTES_KEYS,
-    "memory_occupied_bytes",
-    "is_memory_bound_hint",
-    "layers",
-    "num_processing_units_requested",
-    "priority",
-    "wait",
-)
-MODEL_TASK_KEYS = _TASK_KEYS[-3:]
+MODEL_TASK_KEYS = ("num_processing_units_requested", "priority", "wait")
 """What a task of a model may say beside the model, the device and tokens."""
+_TASK_KEYS = (
+    *("task_id", "operation_type", "flops_required_fp16", "flops_required", "precision"),
+    *BYTES_KEYS,
+    *("memory_occupied_bytes", "is_memory_bound_hint", "layers"),
+    *MODEL_TASK_KEYS,
+)
 OPERATION_EFFICIENCY: Mapping[str, tuple[float, float]] = MappingProxyType(
     {
         "matmul": (0.8, 0.9),

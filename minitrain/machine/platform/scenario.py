@@ -52,16 +52,8 @@ if TYPE_CHECKING:
     from simpy import Process
 
 _TOP = (
-    KEY,
-    "hardware",
-    "world_size",
-    "nics",
-    "tasks",
-    "efficiency",
-    "level_of_detail",
-    "unit_rates",
-    "backfill",
-    "model_params",
+    *(KEY, "hardware", "world_size", "nics", "tasks"),
+    *("efficiency", "level_of_detail", "unit_rates", "backfill", "model_params"),
 )
 _COMMON = ("task_id", "at_s", "after", "arrivals")
 _ARRIVALS = ("rate_per_s", "count", "seed", "service")

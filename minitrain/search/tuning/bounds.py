@@ -94,16 +94,10 @@ def _of_passes(pipeline: Pipeline, machine: Machine) -> Bound:
 _DEGREES = frozenset({"pp", "ep", "microbatch_size", "zero", "recompute", "overlap_messages"})
 _OF_EXPERTS: Mapping[str, frozenset[str]] = {
     "deepseek_like": _DEGREES,
-    "megatron": _DEGREES
-    | {
-        "tp",
-        "num_chunks",
-        "sequence_parallel",
-        "overlap_replicas",
-        "overlap_parts",
-        "batch_messages",
-        "scatter_gather",
-    },
+    "megatron": _DEGREES.union(
+        ("tp", "num_chunks", "sequence_parallel", "scatter_gather"),
+        ("overlap_replicas", "overlap_parts", "batch_messages"),
+    ),
 }
 """The options that the bound of layouts with experts knows, by strategy."""
 

@@ -15,27 +15,12 @@ import yaml
 
 from minitrain.errors import refuse
 from minitrain.workloads.exchange.megatron_core import layout_fields, layout_of, model_fields, model_of, notes_on
-from minitrain.workloads.exchange.megatron_lm import OPTIONS
+from minitrain.workloads.exchange.megatron_lm import OPTIONS, TABLES
 from minitrain.workloads.exchange.recipe import Recipe, known_words
 
 TOOL = "megatron-bridge"
 
-_SECTION_OF = {
-    "micro_batch_size": "train",
-    "global_batch_size": "train",
-    "use_distributed_optimizer": "ddp",
-    "overlap_grad_reduce": "ddp",
-    "overlap_param_gather": "ddp",
-    "data_parallel_sharding_strategy": "ddp",
-    "use_megatron_fsdp": "ddp",
-    "use_torch_fsdp2": "dist",
-    "torch_fsdp2_reshard_after_forward": "dist",
-    "tp_comm_overlap": "comm_overlap",
-    "optimizer_cpu_offload": "optimizer",
-    "optimizer_offload_fraction": "optimizer",
-    "overlap_cpu_optimizer_d2h_h2d": "optimizer",
-    "use_precision_aware_optimizer": "optimizer",
-}
+_SECTION_OF = {field: section for section, fields in TABLES["sections_of_bridge"].items() for field in fields}
 """The section of a field, where it is not the model's."""
 _PRECISIONS = {"bf16_mixed": {"bf16": True}, "16-mixed": {"fp16": True}, "fp16_mixed": {"fp16": True}}
 _SILU = {"_target_": "torch.nn.functional.silu", "_call_": False}

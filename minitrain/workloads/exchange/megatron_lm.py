@@ -222,14 +222,14 @@ def _options(kind: Kind, words: Sequence[str]) -> Iterator[Option]:
         yield Option(field, f"--{flag or field.replace('_', '-')}", kind)
 
 
-_TABLES: Mapping[str, Any] = read_json(Path(__file__).with_suffix(".json"))
-OPTIONS = tuple(option for kind, words in _TABLES["options"].items() for option in _options(kind, words))
+TABLES: Mapping[str, Any] = read_json(Path(__file__).with_suffix(".json"))
+OPTIONS = tuple(option for kind, words in TABLES["options"].items() for option in _options(kind, words))
 _BY_FLAG: Mapping[str, Option] = MappingProxyType({option.flag: option for option in OPTIONS})
-_OTHER_NAMES: Mapping[str, str] = _TABLES["other_names"]
-_ONLY: Mapping[str, Sequence[str]] = _TABLES["only"]
+_OTHER_NAMES: Mapping[str, str] = TABLES["other_names"]
+_ONLY: Mapping[str, Sequence[str]] = TABLES["only"]
 """Values that have no bearing here; others have, or are none."""
 
-_NEAR: Mapping[str, str] = _TABLES["near"]
+_NEAR: Mapping[str, str] = TABLES["near"]
 _BY_BLOCKS = frozenset({"blockwise", "mxfp8"})
 
 
