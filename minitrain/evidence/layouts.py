@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.evidence.columns import Assumption, columns, is_about, is_not_stated
@@ -268,14 +267,12 @@ def _by_parts(row: Row) -> str:
 
 
 _QKV, _GATED = {"query_proj", "key_proj", "value_proj"}, {"mlpwi_0", "mlpwi_1"}
-_KEPT: Mapping[str, tuple[set[str], set[str]]] = MappingProxyType(
-    {
-        "qkv_proj": (_QKV, {"qkv_proj"}),
-        "context": ({"context"}, {"context"}),
-        "out_proj": ({"out_proj"}, {"out_proj"}),
-        "mlp": (_GATED, {"mlpwi"}),
-    }
-)
+_KEPT: Mapping[str, tuple[set[str], set[str]]] = {
+    "qkv_proj": (_QKV, {"qkv_proj"}),
+    "context": ({"context"}, {"context"}),
+    "out_proj": ({"out_proj"}, {"out_proj"}),
+    "mlp": (_GATED, {"mlpwi"}),
+}
 """What of a layer is computed again unless all of these are kept, or all of those."""
 
 

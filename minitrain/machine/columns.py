@@ -20,9 +20,10 @@ from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
-_EXACT: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {"Network": ("size", "processor_usage", "torus", "nics"), "TransferCurve": ("latency_per_rank",)}
-)
+_EXACT: Mapping[str, tuple[str, ...]] = {
+    "Network": ("size", "processor_usage", "torus", "nics"),
+    "TransferCurve": ("latency_per_rank",),
+}
 """Numbers on which it depends what is computed, and of which there are therefore no columns."""
 
 

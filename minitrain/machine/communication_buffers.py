@@ -34,7 +34,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, final
 
 if TYPE_CHECKING:
@@ -50,13 +49,11 @@ _SUMMED_BYTES, _SUMMING_CHANNELS, _MOST_SUMMED = 2 * _MIB, 16, 32
 _USUAL_CHANNELS, _FAR_CHANNELS, _MOST_CHANNELS, _PEER_CHANNELS = 2, 16, 32, 2
 _HOST_SIZE = 8
 
-_CHANNELS: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {
-        "v100": (12, 16),
-        **dict.fromkeys(("a100", "h100", "h200", "gh200"), (24, 32)),
-        **dict.fromkeys(("b200", "b300", "gb200", "gb300"), (32, 64)),
-    }
-)
+_CHANNELS: Mapping[str, tuple[int, int]] = {
+    "v100": (12, 16),
+    **dict.fromkeys(("a100", "h100", "h200", "gh200"), (24, 32)),
+    **dict.fromkeys(("b200", "b300", "gb200", "gb300"), (32, 64)),
+}
 """Channels of collectives and of messages in a node, by family of devices with NVLink."""
 
 _MEGATRONS = ("megatron", "fused", "transformer engine", "deepspeed")

@@ -466,23 +466,21 @@ class KernelRates(ReadOnly):
         return rates
 
 
-_NEUTRAL: Mapping[str, Any] = MappingProxyType(
-    {
-        "waves": lambda _: {"num_units": 1},
-        "prologue": lambda rates: {"matmul": {k: replace(rate, prologue=0.0) for k, rate in rates.matmul.items()}},
-        "split_k": lambda _: {"splits": (1,)},
-        "alignment": lambda _: {"unaligned": 1.0},
-        "weight_gradient": lambda _: {"weight_gradient": 1.0},
-        "tails": lambda rates: {
-            "attention": {
-                k: AttentionRates(*(replace(one, tail=0.0) for one in both)) for k, both in rates.attention.items()
-            }
-        },
-        "starts": lambda _: {"matmul_start_s": 0.0, "memory_start_s": 0.0, "attention_start_s": (0.0, 0.0)},
-        "launches": lambda _: {"launch_s": 0.0, "graph_launch_s": 0.0},
-        "spread": lambda _: {"spread": 0.0},
-    }
-)
+_NEUTRAL: Mapping[str, Any] = {
+    "waves": lambda _: {"num_units": 1},
+    "prologue": lambda rates: {"matmul": {k: replace(rate, prologue=0.0) for k, rate in rates.matmul.items()}},
+    "split_k": lambda _: {"splits": (1,)},
+    "alignment": lambda _: {"unaligned": 1.0},
+    "weight_gradient": lambda _: {"weight_gradient": 1.0},
+    "tails": lambda rates: {
+        "attention": {
+            k: AttentionRates(*(replace(one, tail=0.0) for one in both)) for k, both in rates.attention.items()
+        }
+    },
+    "starts": lambda _: {"matmul_start_s": 0.0, "memory_start_s": 0.0, "attention_start_s": (0.0, 0.0)},
+    "launches": lambda _: {"launch_s": 0.0, "graph_launch_s": 0.0},
+    "spread": lambda _: {"spread": 0.0},
+}
 
 
 def _known(table: Mapping[str, _Entry], key: str, path: str, rule: str) -> _Entry:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast, final
 
 if TYPE_CHECKING:
@@ -87,16 +86,14 @@ _DEEPEP_BLACKWELL = Kernels(((8, 0.44), (72, 0.28)), 24, _DEEPEP.token_ns)
 
 _DEEPEP_AMD = Kernels(((72, 0.62),), 80, _DEEPEP.token_ns)
 
-_KERNELS: Mapping[str, Mapping[str, Kernels]] = MappingProxyType(
-    {
-        "hybridep": {"": _HYBRIDEP},
-        "deepep": {
-            "": _DEEPEP,
-            **dict.fromkeys(("b200", "b300", "gb200", "gb300"), _DEEPEP_BLACKWELL),
-            **dict.fromkeys(("mi300x", "mi325x", "mi355x"), _DEEPEP_AMD),
-        },
-    }
-)
+_KERNELS: Mapping[str, Mapping[str, Kernels]] = {
+    "hybridep": {"": _HYBRIDEP},
+    "deepep": {
+        "": _DEEPEP,
+        **dict.fromkeys(("b200", "b300", "gb200", "gb300"), _DEEPEP_BLACKWELL),
+        **dict.fromkeys(("mi300x", "mi325x", "mi355x"), _DEEPEP_AMD),
+    },
+}
 """By library and family of devices, in 16 bits, without what a rank keeps: HybridEP on GB200, 750 GB/s of 8 ranks'
 tokens, 662 of 16 and 632 of 36 dispatched with 16 or 32 of its multiprocessors (time of kernels alone); DeepEP on H800,
 153 GB/s of 8, and on GB200 with 24, 494 dispatched and 420 combined of 8, 400 and 190 of 32 (docs/README_Hybrid-EP.md;

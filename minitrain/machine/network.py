@@ -454,9 +454,7 @@ SENDING_WARPS = 0.5
 """The share of a channel's warps that send, while the others receive what comes in the same batch: NCCL keeps "a
 balanced number of reading and writing threads" (src/device/sendrecv.h)."""
 
-_ACCESSES: Mapping[str, int] = MappingProxyType(
-    {"all_gather": 2, "reduce_scatter": 3, "all_reduce": 2 + 3, "all_to_all": 2}
-)
+_ACCESSES: Mapping[str, int] = {"all_gather": 2, "reduce_scatter": 3, "all_reduce": 2 + 3, "all_to_all": 2}
 
 
 def memory_bytes(op: str, size_bytes: float, num_ranks: int) -> float:

@@ -67,27 +67,23 @@ def exposed_share(overlap: str, op: str, scaling: str | None) -> float:
     return 1.0 if (overlap, op, scaling) == ("pieces", "all_gather", "rowwise") else EXPOSED[overlap].get(op, 1.0)
 
 
-_CHOICES: Mapping[str, Collection[Any]] = MappingProxyType(
-    {
-        "parts_overlap": EXPOSED,
-        "batches_messages": ("no", "within nodes", "always"),
-        "memory": HABITS,
-        "dispatcher": DISPATCHERS,
-        "captures": (None, False, True, "router", "whole"),
-    }
-)
-_RULES: Mapping[str, str] = MappingProxyType(
-    {
-        **dict.fromkeys(("clock", "attention_clock", "eager", "parts_exposed", "launch_factor"), "a number > 0"),
-        "launch_s": "a number of seconds >= 0, or None",
-        "hybridep_units": "a number > 0, or None",
-        "attention_block": "a number > 0, or None",
-        **dict.fromkeys(("gradient_accesses", "copies_units", "one_hot_capacity"), "a number >= 0"),
-        "host_update_s": "a number > 0",
-        "num_devices": "a number > 0, or None",
-        "fitted_error": "a number >= 0, or None",
-    }
-)
+_CHOICES: Mapping[str, Collection[Any]] = {
+    "parts_overlap": EXPOSED,
+    "batches_messages": ("no", "within nodes", "always"),
+    "memory": HABITS,
+    "dispatcher": DISPATCHERS,
+    "captures": (None, False, True, "router", "whole"),
+}
+_RULES: Mapping[str, str] = {
+    **dict.fromkeys(("clock", "attention_clock", "eager", "parts_exposed", "launch_factor"), "a number > 0"),
+    "launch_s": "a number of seconds >= 0, or None",
+    "hybridep_units": "a number > 0, or None",
+    "attention_block": "a number > 0, or None",
+    **dict.fromkeys(("gradient_accesses", "copies_units", "one_hot_capacity"), "a number >= 0"),
+    "host_update_s": "a number > 0",
+    "num_devices": "a number > 0, or None",
+    "fitted_error": "a number >= 0, or None",
+}
 
 
 UPDATE_BYTES = 30

@@ -62,7 +62,6 @@ from functools import cached_property, partial
 from itertools import chain, groupby
 from math import prod
 from operator import attrgetter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.engine.event_loop import running_rank
@@ -96,13 +95,11 @@ TEMPORARY_BYTES_A_LOGIT = 8
 RESERVE_SHARE = 0.15
 CONTEXT_BYTES = 2**29
 
-_WORKSPACES_MIB: Mapping[str, tuple[float, float]] = MappingProxyType(
-    {
-        "": (8.125, 4),
-        **dict.fromkeys(("h100", "h200", "gh200", "b200", "b300", "gb200", "gb300"), (32, 32)),
-        **dict.fromkeys(("mi300x", "mi325x", "mi355x"), (128, 32)),
-    }
-)
+_WORKSPACES_MIB: Mapping[str, tuple[float, float]] = {
+    "": (8.125, 4),
+    **dict.fromkeys(("h100", "h200", "gh200", "b200", "b300", "gb200", "gb300"), (32, 32)),
+    **dict.fromkeys(("mi300x", "mi325x", "mi355x"), (128, 32)),
+}
 """PyTorch's workspace of a thread, and Transformer Engine's, by family of devices, MiB."""
 
 _STREAMS_OF_EXPERTS = 4
@@ -344,17 +341,15 @@ def communication_of(model: Any) -> Communication:
     )
 
 
-_KIND_OF_STORE = MappingProxyType(
-    {
-        "weights": "weights",
-        "grad_weights": "gradients",
-        "opt_states": "optimizer",
-        "activations": "activations",
-        "grad_activations": "activations",
-        "logits": "logits",
-        "in_flight": "buffers",
-    }
-)
+_KIND_OF_STORE: Mapping[str, str] = {
+    "weights": "weights",
+    "grad_weights": "gradients",
+    "opt_states": "optimizer",
+    "activations": "activations",
+    "grad_activations": "activations",
+    "logits": "logits",
+    "in_flight": "buffers",
+}
 
 
 def kinds_of_journals(journals: Sequence[Sequence[MemoryChange]], bytes_per_element: int) -> dict[str, float]:

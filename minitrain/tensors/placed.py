@@ -387,17 +387,13 @@ SUMMED_OVER: Mapping[type[Any], str] = MappingProxyType(
 )
 """The field in which tensors of a kind differ that add, and that their sum has all of."""
 
-_WHOLE_KIND: Mapping[type[Any], type[Any]] = MappingProxyType(
-    {
-        PartialActivation: Activation,
-        ActivationShard: Activation,
-        PartialActivationGrad: ActivationGrad,
-        ActivationGradShard: ActivationGrad,
-    }
-)
-_SHARD_KIND: Mapping[type[Any], type[Any]] = MappingProxyType(
-    {Activation: ActivationShard, ActivationGrad: ActivationGradShard}
-)
+_WHOLE_KIND: Mapping[type[Any], type[Any]] = {
+    PartialActivation: Activation,
+    ActivationShard: Activation,
+    PartialActivationGrad: ActivationGrad,
+    ActivationGradShard: ActivationGrad,
+}
+_SHARD_KIND: Mapping[type[Any], type[Any]] = {Activation: ActivationShard, ActivationGrad: ActivationGradShard}
 
 
 def in_context(value: Any) -> bool:

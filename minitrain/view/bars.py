@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +75,7 @@ IDLE = Use("waiting", "#D5D8DC", "#ECEDEF", "#353C45")
 USES = (COMPUTING, EXPOSED, IDLE)
 
 _WHITE = "#ffffff"
-_RECORDS: Mapping[str, Any] = MappingProxyType({**COMPUTATIONS, **COLLECTIVES, **TRANSFERS})
+_RECORDS: Mapping[str, Any] = {**COMPUTATIONS, **COLLECTIVES, **TRANSFERS}
 _KINDS = [
     Kind(each.name, each.color, each.ink, "", each.dark, each.dark_ink) for each in _RECORDS.values() if each.color
 ]

@@ -12,7 +12,6 @@ Consecutive layers are one token. Where ranks hold several stages, the stage com
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 from rich.text import Text
@@ -28,7 +27,7 @@ WIDTH, MOST_ROWS = 80, 8
 _NAMES = 17  # columns before the lanes
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _LEAST = 0.02  # the share of a column below which it looks idle
-_LANES: Mapping[str, str] = MappingProxyType({SEND: "peers", RECV: "peers"})
+_LANES: Mapping[str, str] = {SEND: "peers", RECV: "peers"}
 
 
 def lanes(run: Run, width: int = WIDTH, *, color: bool = True, blocks: bool = True) -> Iterator[Text]:

@@ -260,17 +260,15 @@ _FOLLOWING = {*_FOLLOWING_COUNTS, *_FOLLOWING_FLAGS, *_LAYERS, "positions", "att
 _MAY_BE_NONE = frozenset(_FOLLOWING | {"window", "latent", *_CAPS, "max_seq_len", "lora", "documents", "ema"})
 GATED = ("swiglu", "geglu")
 """The MLPs with three matrices."""
-_CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "mlp": ("gelu", "relu", "relu2", *GATED),
-        "norm": ("layernorm", "rmsnorm"),
-        "norm_placement": ("pre", "post", "both"),
-        "qk_norm": ("none", "head", "whole"),
-        "positions": ("learned", "rotary", "none"),
-        "attention": ("flash", "unfused"),
-        "optimizer": ("adam", "muon", "adafactor"),
-    }
-)
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "mlp": ("gelu", "relu", "relu2", *GATED),
+    "norm": ("layernorm", "rmsnorm"),
+    "norm_placement": ("pre", "post", "both"),
+    "qk_norm": ("none", "head", "whole"),
+    "positions": ("learned", "rotary", "none"),
+    "attention": ("flash", "unfused"),
+    "optimizer": ("adam", "muon", "adafactor"),
+}
 
 Fields = dict[str, Any]
 
@@ -350,27 +348,25 @@ _LAYERS_FORM = _Form(
 )
 _TEXT = _Form(lambda value: isinstance(value, str), "a string", '"..."')
 _TEXTS = _Form(lambda value: _is_sequence(value, lambda text: isinstance(text, str)), "a sequence of strings", "()")
-_FORMS: Mapping[str, tuple[_Form, ...]] = MappingProxyType(
-    {
-        **dict.fromkeys(("dropout", "attention_dropout"), (_PROBABILITY,)),
-        **dict.fromkeys(_LAYERS, (_LAYERS_FORM,)),
-        **dict.fromkeys(("name", "source"), (_TEXT,)),
-        "norm_epsilon": (_positive(1e-5),),
-        "rope_theta": (_positive(500000.0),),
-        "rope_scaling": (_positive(8.0),),
-        "rope_share": (_positive(), _Form(lambda value: value <= 1, "at most 1", 0.5)),
-        "score_cap": (_positive(50.0),),
-        "logit_cap": (_positive(),),
-        "gate_clamp": (_positive(),),
-        "ema": (_positive(), _Form(lambda value: value < 1, "less than 1", 0.999)),
-        "taken_as": (_TEXTS,),
-        "latent": (_of(LatentAttention, "kv_rank=512, ..."),),
-        "lora": (
-            _Form(lambda value: isinstance(value, Lora) or is_count(value), "a Lora, or its rank", "mt.Lora(rank=16)"),
-        ),
-        "documents": (_of(Documents, "median=1000, sigma=1.2"),),
-    }
-)
+_FORMS: Mapping[str, tuple[_Form, ...]] = {
+    **dict.fromkeys(("dropout", "attention_dropout"), (_PROBABILITY,)),
+    **dict.fromkeys(_LAYERS, (_LAYERS_FORM,)),
+    **dict.fromkeys(("name", "source"), (_TEXT,)),
+    "norm_epsilon": (_positive(1e-5),),
+    "rope_theta": (_positive(500000.0),),
+    "rope_scaling": (_positive(8.0),),
+    "rope_share": (_positive(), _Form(lambda value: value <= 1, "at most 1", 0.5)),
+    "score_cap": (_positive(50.0),),
+    "logit_cap": (_positive(),),
+    "gate_clamp": (_positive(),),
+    "ema": (_positive(), _Form(lambda value: value < 1, "less than 1", 0.999)),
+    "taken_as": (_TEXTS,),
+    "latent": (_of(LatentAttention, "kv_rank=512, ..."),),
+    "lora": (
+        _Form(lambda value: isinstance(value, Lora) or is_count(value), "a Lora, or its rank", "mt.Lora(rank=16)"),
+    ),
+    "documents": (_of(Documents, "median=1000, sigma=1.2"),),
+}
 """Of fields that are neither counts, flags, choices nor the precision."""
 
 

@@ -39,9 +39,7 @@ from minitrain.workloads.unit import Unit, has_second_norm
 from minitrain.workloads.unit_kernels import PERMUTATIONS, Style, pass_kernels, repeated_kernels
 from minitrain.workloads.workload import Cost, PassMode, Recompute, takes_again
 
-_LAUNCHES: Mapping[str, int] = MappingProxyType(
-    {"route": 26, "combine": 4, "backward_combine": 3, "backward_route": 13}
-)
+_LAUNCHES: Mapping[str, int] = {"route": 26, "combine": 4, "backward_combine": 3, "backward_route": 13}
 _AROUND_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"forward": ("route", "combine"), "backward_weight": ()}
     | dict.fromkeys(("backward", "backward_input"), ("backward_combine", "backward_route"))
@@ -244,9 +242,10 @@ class Piece:
 
 ROUTER = Piece("router")
 
-_WHAT: Mapping[type[Any], Literal["router", "experts"]] = MappingProxyType(
-    {**dict.fromkeys(ROUTER_PIECES, "router"), **dict.fromkeys(EXPERT_PIECES, "experts")}
-)
+_WHAT: Mapping[type[Any], Literal["router", "experts"]] = {
+    **dict.fromkeys(ROUTER_PIECES, "router"),
+    **dict.fromkeys(EXPERT_PIECES, "experts"),
+}
 
 
 def division_of(tensor: Any) -> int | Piece:
@@ -430,14 +429,12 @@ class ExpertLayers:
         return num_copies * sum(num_bytes // self._model.experts_per_token for num_bytes in kept)
 
 
-_MOVED_OF_WEIGHTS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "forward": ("parameter_bytes",),
-        "backward": ("parameter_bytes", "gradient_bytes"),
-        "backward_input": ("parameter_bytes",),
-        "backward_weight": ("gradient_bytes",),
-    }
-)
+_MOVED_OF_WEIGHTS: Mapping[str, tuple[str, ...]] = {
+    "forward": ("parameter_bytes",),
+    "backward": ("parameter_bytes", "gradient_bytes"),
+    "backward_input": ("parameter_bytes",),
+    "backward_weight": ("gradient_bytes",),
+}
 """What each pass through experts moves of an element of a weight: a field of `Precision` for each multiplication."""
 
 _KEPT_BY_ROUTE = frozenset({"norm input", "mlp input", "router probabilities"})

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from types import MappingProxyType
 from typing import Any, Literal, final
 
 from minitrain.tensors.compressed import Shapes
@@ -24,9 +23,11 @@ Operand = Literal["forward", "input_gradient", "weight_gradient"]
 EIGHT_BIT_CORES = ("cudnn_fp8", "cudnn_mxfp8")
 """Attention's kernels in eight bits, with a factor for each tensor, or for each block of it."""
 
-_CORE_BYTES: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = MappingProxyType(
-    {"delayed": ((7, 3), (3, 5)), "current": ((9, 0), (5, 0)), "mx": ((4, 0), (4, 0))}
-)
+_CORE_BYTES: Mapping[str, tuple[tuple[int, int], tuple[int, int]]] = {
+    "delayed": ((7, 3), (3, 5)),
+    "current": ((9, 0), (5, 0)),
+    "mx": ((4, 0), (4, 0)),
+}
 """Bytes of an element of what they take and of what they make, forward and backward. Queries, keys and values are
 concatenated (4) before they are searched for their largest element (2) and cast (3); with factors of blocks they are
 read once, and written in two orders. With factors of steps before results are made in eight bits, and cast back (3);

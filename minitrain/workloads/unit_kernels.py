@@ -93,17 +93,15 @@ PERMUTATIONS = ("permutation", "unpermutation")
 written once, and each of its copies (`token_permutation` and `token_unpermutation` of Megatron-Core's
 `core/transformer/moe/token_dispatcher.py`). Backward does the inverse of each."""
 
-_SCALING_BYTES: Mapping[str, tuple[int, int, int, int]] = MappingProxyType(
-    {
-        "delayed": (0, 0, 0, 0),
-        "current": (4, 6, 4, 2),
-        "current, in one order": (3, 5, 3, 2),
-        "blockwise": (4, 4, 4, 0),
-        "mx": (4, 4, 0, 0),
-        "nvfp4": (6, 6, 2, 2),
-        "rowwise": (6, 6, 6, 4),
-    }
-)
+_SCALING_BYTES: Mapping[str, tuple[int, int, int, int]] = {
+    "delayed": (0, 0, 0, 0),
+    "current": (4, 6, 4, 2),
+    "current, in one order": (3, 5, 3, 2),
+    "blockwise": (4, 4, 4, 0),
+    "mx": (4, 4, 0, 0),
+    "nvfp4": (6, 6, 2, 2),
+    "rowwise": (6, 6, 6, 4),
+}
 """Bytes more of an element that a norm makes, that a norm takes back, that an activation function makes or takes back,
 and that is cast anyway, by where scaling factors come from."""
 

@@ -24,7 +24,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, prod
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from minitrain.errors import TensorTypeError, UsageError, choice_fault
@@ -243,7 +242,7 @@ USUAL = PassMode()
 """The whole layer, everything kept for backward."""
 
 
-_ARRAYS: Mapping[str, int] = MappingProxyType({"local_copy": 2, "outer_gradient": 3, "outer_update": 5, "mix": 3})
+_ARRAYS: Mapping[str, int] = {"local_copy": 2, "outer_gradient": 3, "outer_update": 5, "mix": 3}
 """How often an element's bytes are read or written by what goes through weights and no samples: a copy reads one array
 and writes one, a difference and a mixture read two, and Nesterov's step reads weight, momentum and gradient and writes
 two."""

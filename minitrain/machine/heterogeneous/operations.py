@@ -523,9 +523,9 @@ def _index(value: Any) -> Any:
     return _torch().from_numpy(np.array(value)) if isinstance(value, np.ndarray) else value
 
 
-_LIBRARIES: Mapping[str, type[ArrayLibrary]] = MappingProxyType(
-    {library.name: library for library in (NumpyLibrary, JaxLibrary, TorchLibrary)}
-)
+_LIBRARIES: Mapping[str, type[ArrayLibrary]] = {
+    library.name: library for library in (NumpyLibrary, JaxLibrary, TorchLibrary)
+}
 LIBRARIES = tuple(_LIBRARIES)
 """The names of all libraries."""
 

@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from random import Random
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import (
@@ -58,16 +57,14 @@ _TOP = (
 _COMMON = ("task_id", "at_s", "after", "arrivals")
 _ARRIVALS = ("rate_per_s", "count", "seed", "service")
 _SERVICES = ("equal", "exponential")
-_VERBS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "compute": (),  # and what a task may have
-        "model": ("device", "num_tokens", "precision", *MODEL_TASK_KEYS),
-        "transfer": ("size_bytes",),
-        "collective": ("participants", "size_bytes", "algorithm"),
-        "allocate": ("size_bytes", "wait", "priority"),
-        "free": ("size_bytes",),
-    }
-)
+_VERBS: Mapping[str, tuple[str, ...]] = {
+    "compute": (),  # and what a task may have
+    "model": ("device", "num_tokens", "precision", *MODEL_TASK_KEYS),
+    "transfer": ("size_bytes",),
+    "collective": ("participants", "size_bytes", "algorithm"),
+    "allocate": ("size_bytes", "wait", "priority"),
+    "free": ("size_bytes",),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ import ast
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from minitrain.workloads.architecture import PRECISIONS, LatentAttention, Precision
@@ -491,17 +490,15 @@ def _num_chunks(given: Mapping[str, Any], faults: list[str]) -> int:
     return int(num_layers // (pp * layers))
 
 
-_CHOICES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "recompute_granularity": ("full", "selective"),
-        "recompute_method": ("uniform", "block"),
-        "cp_comm_type": ("p2p", "all_gather", "allgather", "a2a", "a2a+p2p"),
-        "data_parallel_sharding_strategy": ("no_shard", "optim", "optim_grads", _SHARDS_ALL),
-        "moe_token_dispatcher_type": ("alltoall", "alltoall_seq", "allgather", "flex"),
-        "moe_router_score_function": ("softmax", "sigmoid"),
-        "fp8": ("e4m3", "hybrid"),
-    }
-)
+_CHOICES: Mapping[str, tuple[str, ...]] = {
+    "recompute_granularity": ("full", "selective"),
+    "recompute_method": ("uniform", "block"),
+    "cp_comm_type": ("p2p", "all_gather", "allgather", "a2a", "a2a+p2p"),
+    "data_parallel_sharding_strategy": ("no_shard", "optim", "optim_grads", _SHARDS_ALL),
+    "moe_token_dispatcher_type": ("alltoall", "alltoall_seq", "allgather", "flex"),
+    "moe_router_score_function": ("softmax", "sigmoid"),
+    "fp8": ("e4m3", "hybrid"),
+}
 """What Megatron Core knows of fields whose other values would change nothing here."""
 
 

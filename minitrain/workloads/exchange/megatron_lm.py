@@ -17,7 +17,6 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Literal
 
 from minitrain.errors import UsageError, closest, refuse
@@ -170,9 +169,7 @@ Kind = Literal["count", "number", "text", "list", "words", "on", "off"]
 
 TOOL = "megatron-lm"
 _NULL = "NullTokenizer"  # its vocabulary has one more than `--vocab-size`, for the end of a document
-_READ: Mapping[str, Callable[[str], Any]] = MappingProxyType(
-    {"count": int, "number": float, "text": str, "list": evaluated}
-)
+_READ: Mapping[str, Callable[[str], Any]] = {"count": int, "number": float, "text": str, "list": evaluated}
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +221,7 @@ def _options(kind: Kind, words: Sequence[str]) -> Iterator[Option]:
 
 TABLES: Mapping[str, Any] = read_json(Path(__file__).with_suffix(".json"))
 OPTIONS = tuple(option for kind, words in TABLES["options"].items() for option in _options(kind, words))
-_BY_FLAG: Mapping[str, Option] = MappingProxyType({option.flag: option for option in OPTIONS})
+_BY_FLAG: Mapping[str, Option] = {option.flag: option for option in OPTIONS}
 _OTHER_NAMES: Mapping[str, str] = TABLES["other_names"]
 _ONLY: Mapping[str, Sequence[str]] = TABLES["only"]
 """Values that have no bearing here; others have, or are none."""
