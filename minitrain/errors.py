@@ -7,6 +7,7 @@ does not apply is absent from `error.facts` and reads as None.
 Faults of the fields of a description are told all in one error (`refuse`).
 """
 
+import difflib
 import errno
 import math
 import traceback
@@ -163,7 +164,15 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; check the path, or name another one"
     text = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
-    return f"{text}{_place(error)}{notes}"
+    return f"{text}{_place(error)}{attribute_meant(error)}{notes}"
+
+
+def attribute_meant(error: BaseException) -> str:
+    """Return "; did you mean ...?" with the closest name where an attribute does not exist, else ""."""
+    if not isinstance(error, AttributeError) or not isinstance(error.name, str):
+        return ""
+    close = difflib.get_close_matches(error.name, [name for name in dir(error.obj) if name[0] != "_"], 1)
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def reason_of(error: BaseException) -> str:

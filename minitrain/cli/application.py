@@ -24,7 +24,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from minitrain.cli.failures import Commands
+from minitrain.cli.failures import Commands, say_never_awaited
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "compare": ("commands:compare", "Simulate a training step of several strategies, and print which is fastest."),
@@ -110,6 +110,7 @@ app = typer.Typer(
 def main() -> None:
     """Run the command line."""
     watch_limited()
+    say_never_awaited()
     app()
 
 

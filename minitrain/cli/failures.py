@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -140,6 +142,21 @@ def report(error: Exception, *, debug: bool) -> int:
         _discard_further_output()
     print_error(f"the output cannot be written: {unprinted}" if unprinted else errors.message_of(cause))
     return USAGE if isinstance(error, errors.MinitrainError) else FAILED
+
+
+def say_never_awaited() -> None:
+    """Let Python say in one line that a communication was called without `await`, until the process ends."""
+    shown: Any = warnings.showwarning
+
+    def show(message: Any, category: Any, filename: str, lineno: int, *more: Any, **named: Any) -> None:
+        found = re.fullmatch("coroutine '(?:.*[.])?(.*)' was never awaited", str(message))
+        if found is None:
+            shown(message, category, filename, lineno, *more, **named)
+        else:
+            place = "" if filename == "sys" else f" ({filename}:{lineno})"
+            print_error(f"{found[1]} was called and never awaited{place}; write `await` before the call")
+
+    warnings.showwarning = show
 
 
 def _given(error: Exception) -> str:

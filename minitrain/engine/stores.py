@@ -16,14 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
-from inspect import isawaitable
-from typing import Any, TypeVar
+from inspect import isawaitable, iscoroutine
+from itertools import islice
+from typing import Any, NoReturn, TypeVar
 
 from minitrain.errors import TensorTypeError
 from minitrain.operations import UNITS_PER_ELEMENT
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 
 _MISSING = object()
+_MOST_LISTED = 8
 V = TypeVar("V")
 
 
@@ -106,7 +108,7 @@ class Account:
         try:
             tensor._units = units = int(self.measure(tensor) * UNITS_PER_ELEMENT)
         except AttributeError:
-            found = f"{type(tensor).__name__} ({tensor!r:.80})"
+            found = type(tensor).__name__ + ("" if iscoroutine(tensor) else f" ({tensor!r:.80})")
             remedy = "; `await` it, and keep what that returns" if isawaitable(tensor) else ""
             message = f"only tensors can be held in a store, got {found}{remedy}"
             raise TensorTypeError(message, value=tensor) from None
@@ -246,7 +248,17 @@ class Store(dict[Any, V]):
                 account.overflow()
 
     def __delitem__(self, key: Any) -> None:
-        self._leave(_take(self, key))
+        try:
+            value = _take(self, key)
+        except KeyError:
+            self.__missing__(key)
+        self._leave(value)
+
+    def __missing__(self, key: Any) -> NoReturn:
+        """Say what there is in the place of what was looked for."""
+        listed, error = ", ".join(map(repr, islice(self, _MOST_LISTED))), KeyError(key)
+        error.add_note(f"the store has {listed or 'nothing'}{', ...' if len(self) > _MOST_LISTED else ''}")
+        raise error
 
     def _leave(self, value: Any) -> None:
         """Take a tensor's size off the account, as it is no longer stored."""
@@ -260,7 +272,10 @@ class Store(dict[Any, V]):
         """Remove a key and return its value."""
         if default is not _MISSING and key not in self:
             return default
-        value = _take(self, key)
+        try:
+            value = _take(self, key)
+        except KeyError:
+            self.__missing__(key)
         self._leave(value)
         return value
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import json
 import linecache
 import re
@@ -30,6 +29,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, overload
 
+from minitrain.errors import attribute_meant
 from minitrain.source_lines import place_of
 
 MOST_STEPS = 400_000
@@ -225,17 +225,9 @@ def describe(
 def _text_of(error: BaseException, left_at: LeftAt) -> str:
     """Return the text of an error; where its class is the submission's, this calls code of the submission."""
     try:
-        return str(error) + _meant(error) + _sought(error, left_at)
+        return str(error) + attribute_meant(error) + _sought(error, left_at)
     except BaseException as second:  # whatever it raises
         return f"its text cannot be had: __str__ raised {type(second).__name__}"
-
-
-def _meant(error: BaseException) -> str:
-    """Return "did you mean ...?" with the closest name where an attribute does not exist, else ""."""
-    if not isinstance(error, AttributeError) or not isinstance(error.name, str):
-        return ""
-    close = difflib.get_close_matches(error.name, [name for name in dir(error.obj) if name[0] != "_"], 1)
-    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _sought(error: BaseException, left_at: LeftAt) -> str:

@@ -360,6 +360,8 @@ def test_messages_tell_kind_place_and_notes() -> None:
     error.add_note("on rank 3")
     assert message_of(error) == "ValueError: no (on rank 3)"
     assert message_of(KeyError()) == "KeyError"
+    misspelt = AttributeError("no allreduce", name="allreduce", obj=mt.lib.Model())
+    assert message_of(misspelt) == "AttributeError: no allreduce; did you mean 'all_reduce'?"
     assert (
         message_of(FileNotFoundError(2, "No such file", "x")) == "x: No such file; check the path, or name another one"
     )

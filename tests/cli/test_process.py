@@ -45,6 +45,35 @@ def test_a_terminal_without_unicode_gets_a_table_all_the_same(tmp_path: Path) ->
     assert "|? |ddp" in result.stdout
 
 
+FORGETFUL = """
+async def forgetful(model):
+    weights = model.storage()[0]
+    weights[0], _ = model.load_weights(0)
+    {}
+    return model
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("model.broadcast(weights[0], 0)", "minitrain: broadcast was called and never awaited (forgetful.py:5); "),
+        (
+            "weights[0] = model.broadcast(weights[0], 0)",
+            "minitrain: only tensors can be held in a store, got coroutine; ",
+        ),
+    ],
+)
+def test_a_forgotten_await_is_said_in_one_line(line: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "forgetful.py").write_text(FORGETFUL.format(line))
+    result = run(tmp_path, "run", "forgetful.py", "--world-size", "2", "--layers", "1", "--no-trace")
+    assert said in result.stderr
+    assert "never awaited" in result.stderr
+    assert "write `await` before the call" in result.stderr
+    assert "RuntimeWarning" not in result.stderr
+    assert "tracemalloc" not in result.stderr
+
+
 def test_help_starts_quickly(tmp_path: Path) -> None:
     start = os.times()
     assert run(tmp_path, "--help").returncode == 0

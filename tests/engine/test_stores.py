@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 import pickle
 from typing import Any
 
@@ -168,6 +169,16 @@ def test_only_tensors_can_be_stored_and_a_refused_one_changes_nothing(value: Any
     with pytest.raises(TensorTypeError, match=f"only tensors can be held in a store, got {type(value).__name__}"):
         store[0] = value
     assert store == {0: lib.Weight(0, 1, 0)}
+
+
+@pytest.mark.parametrize("miss", [operator.getitem, operator.delitem, lambda store, key: store.pop(key)])
+@pytest.mark.parametrize(("number", "said"), [(0, "nothing"), (2, "0, 1"), (9, "0, 1, 2, 3, 4, 5, 6, 7, ...")])
+def test_who_looks_for_a_key_that_is_not_there_is_told_which_are(miss: Any, number: int, said: str) -> None:
+    store: Any = lib.Model().weights
+    store.update({key: lib.Weight(0, 1, 0) for key in range(number)})
+    with pytest.raises(KeyError, match=r"^99\n") as caught:
+        miss(store, 99)
+    assert caught.value.__notes__ == [f"the store has {said}"]
 
 
 def test_anything_with_a_size_of_its_own_can_be_stored() -> None:
