@@ -100,7 +100,6 @@ if TYPE_CHECKING:  # the public names and where they are: `_homes` reads this bl
     from minitrain.whatif.price import price_async as price_async
     from minitrain.whatif.replayed_runs import Replayed as Replayed
     from minitrain.whatif.replayed_runs import replay as replay
-    from minitrain.workloads.architecture import LatentAttention as LatentAttention
     from minitrain.workloads.architecture import Lora as Lora
     from minitrain.workloads.architecture import Precision as Precision
     from minitrain.workloads.documents import Documents as Documents
@@ -108,6 +107,8 @@ if TYPE_CHECKING:  # the public names and where they are: `_homes` reads this bl
     from minitrain.workloads.exchange.reading import write_recipe as write_recipe
     from minitrain.workloads.exchange.recipe import Recipe as Recipe
     from minitrain.workloads.hugging_face import read_lora as read_lora
+    from minitrain.workloads.mixers import LatentAttention as LatentAttention
+    from minitrain.workloads.mixers import LinearAttention as LinearAttention
     from minitrain.workloads.transformer import Transformer as Transformer
     from minitrain.workloads.transformer import models as models
 

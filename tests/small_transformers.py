@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import minitrain as mt
-from minitrain.workloads.architecture import LatentAttention
+from minitrain.workloads.mixers import LatentAttention
 
 SIZES: dict[str, Any] = {"num_layers": 2, "hidden_size": 16, "num_heads": 4, "vocab_size": 21, "seq_len": 8}
 LLAMA: dict[str, Any] = {"mlp": "swiglu", "norm": "rmsnorm", "num_kv_heads": 2, "ffn_hidden_size": 24}

@@ -37,7 +37,7 @@ from minitrain.proof.attention_core import (
     split_heads,
 )
 from minitrain.proof.units import Gradients, UnitArithmetic, UnitWeights, bias_gradient
-from minitrain.workloads.architecture import LatentAttention as Sizes
+from minitrain.workloads.mixers import LatentAttention as Sizes
 from minitrain.workloads.transformer import Transformer
 
 

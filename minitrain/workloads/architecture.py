@@ -4,8 +4,6 @@ Modelled: a decoder that predicts the next token. Every transformer layer is att
 each with a norm and beside a residual connection; embeddings come before, a norm and the language-model head after.
 Left out: encoders, cross attention, layers whose sizes differ, multi-token prediction, factors on hidden states.
 
-Multi-head latent attention (DeepSeek-V2 and V3): the sizes of the latents and heads for queries, keys and values.
-
 What a number costs: the bytes of a parameter, its gradient, its optimizer state and an activation.
 
 Modelled: one set of sizes for a whole model. Mixed precision after Narang et al. (2018) and ZeRO (Rajbhandari et al.
@@ -29,62 +27,7 @@ from typing import Any, NamedTuple, final
 
 from minitrain.errors import choice_fault, closest, count_fault, is_count, is_number, refuse, shown
 from minitrain.workloads.documents import Documents
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentAttention:
-    """How queries, keys and values come from latents that all heads share (DeepSeek-AI 2024, section 2.1.1).
-
-    The hidden state is projected down to a latent for queries, to one for keys and values, and to one rotary key that
-    all heads share. Both latents are normalised and projected up to the heads. A head's query and key are its part
-    without rotation and the rotary part, concatenated. In training the heads' keys and values are made in full.
-
-    Args:
-        kv_rank: size of the latent for keys and values.
-        rope_head_dim: size of the rotary part of a head's query, and of the shared rotary key.
-        nope_head_dim: size of the part without rotation of a head's query and key.
-        value_head_dim: size of a head's value.
-        query_rank: size of the latent for queries; None projects queries from the hidden state at once.
-
-    Raises:
-        UsageError: a size is no integer of at least 1; all faults at once.
-    """
-
-    kv_rank: int
-    rope_head_dim: int
-    nope_head_dim: int
-    value_head_dim: int
-    query_rank: int | None = None
-
-    def __post_init__(self) -> None:
-        given = [(field.name, getattr(self, field.name)) for field in fields(self)]
-        found = (
-            count_fault(name, value, 1, f"{name}=64") for name, value in given if (name, value) != ("query_rank", None)
-        )
-        faults = [fault for fault in found if fault is not None]
-        if faults:
-            raise refuse("the latent attention", faults)
-
-    @property
-    def key_head_dim(self) -> int:
-        """Return the size of a head's query and key: both parts."""
-        return self.nope_head_dim + self.rope_head_dim
-
-    @property
-    def rotated_tensors(self) -> float:
-        """Return how often an element of queries and keys is read or written to rotate them, by one kernel for each.
-
-        Queries' rotary part is rotated where it lies. Keys without rotation, and values, are read; both are written
-        (`fused_apply_mla_rope_for_q` and `fused_apply_mla_rope_for_kv` of Megatron-Core's
-        `core/fusions/fused_mla_yarn_rope_apply.py`).
-
-        >>> sizes = {"rope_head_dim": 64, "nope_head_dim": 128, "value_head_dim": 128}
-        >>> round(LatentAttention(kv_rank=512, **sizes).rotated_tensors, 2)
-        1.83
-        """
-        made = self.nope_head_dim + self.value_head_dim + self.key_head_dim + self.value_head_dim
-        return (2 * self.rope_head_dim + made) / (2 * self.key_head_dim)
-
+from minitrain.workloads.mixers import LatentAttention, LinearAttention
 
 ADAPTED = ("query", "key", "value", "query_up", "kv_up", "output", "gate", "up", "down")
 """The matrices that can have adapters: those of attention and dense MLPs that tensor parallelism divides."""
@@ -253,11 +196,11 @@ _FOLLOWING_COUNTS = ("ffn_hidden_size", "num_kv_heads", "head_dim", "num_positio
 _COUNTS = (*_REQUIRED, *_FOLLOWING_COUNTS, "window", "max_seq_len")
 _COUNTS_FROM_ZERO = ("num_experts", "experts_per_token", "num_shared_experts", "prediction_layers", "frozen_layers")
 _FOLLOWING_FLAGS = ("bias", "qkv_bias", "output_bias", "mlp_bias", "tied_embeddings")
-_FLAGS = (*_FOLLOWING_FLAGS, "router_bias", "shared_gate", "sinks", "chunked_windows")
-_LAYERS = ("moe_layers", "window_layers")
+_FLAGS = (*_FOLLOWING_FLAGS, "router_bias", "shared_gate", "sinks", "chunked_windows", "output_gate")
+_LAYERS = ("moe_layers", "window_layers", "linear_layers")
 _CAPS = ("score_cap", "logit_cap", "gate_clamp")
 _FOLLOWING = {*_FOLLOWING_COUNTS, *_FOLLOWING_FLAGS, *_LAYERS, "positions", "attention_dropout"}
-_MAY_BE_NONE = frozenset(_FOLLOWING | {"window", "latent", *_CAPS, "max_seq_len", "lora", "documents", "ema"})
+_MAY_BE_NONE = frozenset(_FOLLOWING | {"window", "latent", "linear", *_CAPS, "max_seq_len", "lora", "documents", "ema"})
 GATED = ("swiglu", "geglu")
 """The MLPs with three matrices."""
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -362,6 +305,7 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
     "ema": (_positive(), _Form(lambda value: value < 1, "less than 1", 0.999)),
     "taken_as": (_TEXTS,),
     "latent": (_of(LatentAttention, "kv_rank=512, ..."),),
+    "linear": (_of(LinearAttention, 'rule="mamba2", ...'),),
     "lora": (
         _Form(lambda value: isinstance(value, Lora) or is_count(value), "a Lora, or its rank", "mt.Lora(rank=16)"),
     ),
@@ -410,6 +354,7 @@ def _fill(fields: Fields) -> None:
     _follow(fields, "moe_ffn_hidden_size", fields["ffn_hidden_size"])
     every = tuple(range(fields["num_layers"] or 0))
     _follow(fields, "moe_layers", every if fields["num_experts"] else ())
+    _follow(fields, "linear_layers", every if fields["linear"] else ())
     fields["window_layers"] = fields["window_layers"] or (every if fields["window"] else ())
 
 
@@ -553,6 +498,20 @@ def _chunks_are_windows(f: Fields) -> str | None:
     return None
 
 
+def _linear_layers_exist(f: Fields) -> str | None:
+    if f["linear"] is None and f["linear_layers"]:
+        return f"linear_layers ({shown(f['linear_layers'])}) must not be given without linear; give a LinearAttention"
+    if f["linear"] is not None and f["lora"] is not None:
+        return "lora must not be given with linear attention, whose matrices have no adapters here; leave it out"
+    return _layers_exist("linear_layers", f)
+
+
+def _a_gate_is_of_usual_attention(f: Fields) -> str | None:
+    if not f["output_gate"] or f["latent"] is None:
+        return None
+    return "output_gate (True) must not be given with latent attention; leave it out"
+
+
 def _latent_has_its_own_norms(f: Fields) -> str | None:
     if f["latent"] is None or f["qk_norm"] == "none":
         return None
@@ -603,6 +562,8 @@ _RULES: Sequence[tuple[tuple[str, ...], Callable[[Fields], str | None]]] = (
     (("num_experts", "moe_layers", "num_layers"), _moe_layers_exist),
     (("window", "window_layers", "num_layers"), _window_layers_exist),
     (("chunked_windows", "window", "documents"), _chunks_are_windows),
+    (("linear", "linear_layers", "lora", "num_layers"), _linear_layers_exist),
+    (("output_gate", "latent"), _a_gate_is_of_usual_attention),
     (("latent", "qk_norm"), _latent_has_its_own_norms),
     (("gate_clamp", "mlp"), _a_clamp_has_a_gate),
     (("frozen_layers", "num_layers"), _something_trains),
@@ -666,6 +627,9 @@ class Architecture:
         logit_cap: the same for the logits of the head.
         gate_clamp: bound of a gate and of what it multiplies, by kernels of their own (gpt-oss); None for none.
         latent: the sizes of multi-head latent attention; None for the usual projections.
+        output_gate: whether a sigmoid of the hidden state weighs what attention makes (Qwen 3-Next).
+        linear: the linear attention of some layers; None for none.
+        linear_layers: the transformer layers that have it instead of attention, from 0. Follows as all if there is one.
         num_experts: routed experts of an MoE layer; 0 for a dense model.
         experts_per_token: routed experts that a token is sent to.
         num_shared_experts: experts that every token is sent to.
@@ -729,6 +693,9 @@ class Architecture:
     logit_cap: float | None = None
     gate_clamp: float | None = None
     latent: LatentAttention | None = None
+    output_gate: bool = False
+    linear: LinearAttention | None = None
+    linear_layers: Sequence[int] = None  # type: ignore[assignment]  # as those above; a tuple afterwards
     num_experts: int = 0
     experts_per_token: int = 0
     num_shared_experts: int = 0

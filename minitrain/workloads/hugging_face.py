@@ -32,7 +32,8 @@ from typing import Any
 
 from minitrain.errors import UsageError, closest, is_count, is_number, refuse, shown
 from minitrain.files import read_json
-from minitrain.workloads.architecture import LatentAttention, Lora
+from minitrain.workloads.architecture import Lora
+from minitrain.workloads.mixers import LatentAttention, LinearAttention
 
 _ABSENT = object()
 
@@ -169,9 +170,22 @@ class ConfigReader:
         part, whole = self.optional_count(key), self.optional_count(of)
         return part / whole if part and whole else 1.0
 
-    def if_true(self, key: str, value: Any, *, default: bool, otherwise: Any) -> Any:
-        """Return a value where a flag is true, and another where it is not."""
-        return value if self.flag(key, default=default) else otherwise
+    def mapped(self, key: str, of: Sequence[tuple[Any, Any]]) -> Any:
+        """Return what a value stands for, of pairs of both; the first where the key is absent."""
+        known = {json.dumps(value): made for value, made in of}
+        return known.get(json.dumps(self.only(key, of[0][0], *(value for value, _ in of))))
+
+    def rename(self, names: Mapping[str, str]) -> None:
+        """Call keys as others do; a dot leads to those within another."""
+        within = {name.partition(".")[0] for name in names if "." in name}
+        for outer in within:
+            inner = self.object(outer)
+            self._config = {**self._config, **{f"{outer}.{key}": value for key, value in inner.items()}}
+        self._config = {names.get(key, key): value for key, value in self._config.items()}
+
+    def has(self, key: str) -> bool:
+        """Return whether there is a key."""
+        return key in self._config
 
     def refuse_the_rest(self, family: str, ignore: Sequence[str]) -> None:
         """Note a fault for every key that was not read."""
@@ -234,7 +248,9 @@ def gated(config: ConfigReader, **defaults: int) -> Fields:
     return {
         **usual(config, **defaults),
         **rotary(config),
-        "ffn_hidden_size": config.count("intermediate_size"),
+        "ffn_hidden_size": (config.optional_count if config.has("moe_intermediate_size") else config.count)(
+            "intermediate_size"
+        ),
         "norm": "rmsnorm",
         "norm_epsilon": config.positive("rms_norm_eps", 1e-6),
         "bias": False,
@@ -460,9 +476,10 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], Fields]] = MappingProxyType(
 _ROWS: Mapping[str, Any] = _TABLES["families"]
 """How others differ from one of these, or from one another.
 
-A row names what it is `like`; the values that keys must have, the first where they are absent (`only`); keys of
-`factors`; arguments of `rotary`; the window's default, and of how many layers the last has none (`windows`); and of
-`fields` a value, or the method of `ConfigReader` and the key that give it, with its further arguments.
+A row names what it is `like`, and what function reads the rest where that is another (`root`); keys that are
+`renamed`; the values that keys must have, the first where they are absent (`only`); keys of `factors`; arguments of
+`rotary`; the window's default, and of how many layers the last has none (`windows`); the sizes of a `linear` attention;
+and of `fields` a value, or the method of `ConfigReader` and the key that give it, with its further arguments.
 """
 
 
@@ -474,7 +491,7 @@ def _row(family: str) -> Mapping[str, Any]:
     base = _row(row["like"])
     parts = {part: {**base.get(part, {}), **row.get(part, {})} for part in ("only", "fields", "rotary")}
     taken_as = [*base.get("taken_as", ()), *row.get("taken_as", ())]
-    return {**base, **row, **parts, "like": base["like"], "taken_as": taken_as}
+    return {**base, **row, **parts, "like": row.get("root", base["like"]), "taken_as": taken_as}
 
 
 def _read(config: ConfigReader, family: str) -> Fields:
@@ -484,6 +501,7 @@ def _read(config: ConfigReader, family: str) -> Fields:
     if "language_model" in _ROWS[family]:
         return _language_model(config, _ROWS[family]["language_model"])
     row = _row(family)
+    config.rename(row.get("renamed", {}))
     fields = FAMILIES[row["like"]](config)
     for key, values in row.get("only", {}).items():
         config.only(key, *values)
@@ -492,7 +510,33 @@ def _read(config: ConfigReader, family: str) -> Fields:
         default, every, *names = row["windows"]
         fields |= windows(config, fields, lambda layer: bool((layer + 1) % every), default, *names)
     fields |= {name: _one(config, how) for name, how in row.get("fields", {}).items()}
+    if "linear" in row:
+        fields |= _linear(config, row["linear"])
+    if fields.get("num_experts") == 0:
+        fields = {name: value for name, value in fields.items() if name not in _OF_EXPERTS}
     return {**fields, "taken_as": (*fields["taken_as"], *row.get("taken_as", ()), *_factors(config, row))}
+
+
+_OF_EXPERTS = ("experts_per_token", "num_shared_experts", "moe_ffn_hidden_size", "moe_layers")
+
+
+def _linear(config: ConfigReader, row: Mapping[str, Any]) -> Fields:
+    """Read a linear attention and its layers, as the config lists them, or all but each that is a multiple of one."""
+    sizes = {
+        name: config.count(*how) if isinstance(how, list) else _one(config, how) for name, how in row["sizes"].items()
+    }
+    num_layers, every = config.count("num_hidden_layers") or 0, config.count(*row["every"]) or 1
+    kinds = config.kinds_of_layers("layer_types", *_ATTENTIONS, *_LINEAR)
+    listed = config.layers("attn_type_list")
+    layers = [layer for layer in range(num_layers) if (not listed[layer] if listed else (layer + 1) % every)]
+    if attentions := config.layers("full_attn_layers"):  # from 1
+        layers = [layer for layer in range(num_layers) if layer + 1 not in attentions]
+    if kinds is not None:
+        layers = [layer for layer, kind in enumerate(kinds) if kind in _LINEAR]
+    return {"linear": None if config.faults else LinearAttention(**sizes), "linear_layers": layers}
+
+
+_ATTENTIONS, _LINEAR = ("full_attention", "attention"), ("linear_attention", "mamba")
 
 
 def _one(config: ConfigReader, how: Any) -> Any:

@@ -49,7 +49,8 @@ from minitrain.workloads.kernels import (
     backward_matmuls,
     forward_matmul,
 )
-from minitrain.workloads.shapes import AttentionCore, Cut, Gemm, SavedTensor, Work
+from minitrain.workloads.linear_attention import require_attention
+from minitrain.workloads.shapes import AttentionCore, Cut, Gemm, LinearCore, SavedTensor, Work
 from minitrain.workloads.unit import Unit, has_second_norm
 from minitrain.workloads.unit_kernels import (
     FLASH_LAUNCHES,
@@ -125,6 +126,8 @@ def _forward(model: Architecture, unit: Unit, work: Work) -> Iterator[Demand]:
         yield gemm_demand(model, gemm, model.precision.parameter_bytes)
     if unit.core is not None:
         yield _core(model, unit.core, work)
+    if unit.scan is not None:
+        yield _scan(model, unit.scan, work)
     yield hidden_state_demand(model, unit, work)
 
 
@@ -134,6 +137,8 @@ def _backward_input(model: Architecture, unit: Unit, work: Work) -> Iterator[Dem
     if unit.core is not None:
         forward = _core(model, unit.core, work)
         yield Demand(forward.flop * (FLASH_BACKWARD if unit.core.is_flash else 2), 2 * forward.num_bytes)
+    if unit.scan is not None:
+        yield _scan(model, unit.scan, work).times(2)
     yield hidden_state_demand(model, unit, work).times(2)
 
 
@@ -158,6 +163,8 @@ def _again(model: Architecture, unit: Unit, work: Work, recompute: str) -> Itera
         yield gemm_demand(model, projection.gemm(work), model.precision.parameter_bytes)
     if unit.core is not None and unit.repeats_core(recompute):
         yield _core(model, unit.core, work)
+    if unit.scan is not None and unit.is_repeated(recompute):
+        yield _scan(model, unit.scan, work)
     if unit.repeats_norm(recompute):
         yield norm_demand(model, work)
 
@@ -182,6 +189,15 @@ def _core(model: Architecture, core: AttentionCore, work: Work) -> Demand:
         return Demand(scores.flop + values.flop, element * (ends + 4 * scores.m * scores.n))
     share = core.num_pairs_of(work) / work.seq_len**2
     return Demand((scores.flop + values.flop) * share, element * ends)
+
+
+def _scan(model: Architecture, scan: LinearCore, work: Work) -> Demand:
+    """Return the demand of a linear attention's recurrence, forward: it reads and writes states in single precision."""
+    share = work.num_tokens / work.seq_len / work.degrees.tp
+    ends = 2 * (scan.num_key_heads * scan.key_dim + scan.num_heads * scan.value_dim) * work.num_tokens
+    states = scan.num_state_bytes(work)
+    element = model.precision.activation_bytes
+    return Demand(scan.flop(work.seq_len, causal=True) * share, element * ends / work.degrees.tp + states)
 
 
 def hidden_state_demand(model: Architecture, unit: Unit, work: Work) -> Demand:
@@ -226,6 +242,7 @@ def step_cost(model: Architecture, unit: Unit, work: Work, typ: str, mode: PassM
     Raises:
         UsageError: heads or the sequence do not divide by their degree.
     """
+    require_attention(unit)
     if typ.startswith("backward") and not unit.has_backward:
         return Cost(0, 0)
     if typ in ("attend", "backward_attend"):
@@ -357,6 +374,7 @@ def step_kernels(model: Architecture, unit: Unit, work: Work, typ: str, mode: Pa
     Raises:
         UsageError: heads or the sequence do not divide by their degree.
     """
+    require_attention(unit)
     is_backward = typ.startswith("backward")
     if is_backward and not unit.has_backward:
         return KernelList()

@@ -10,6 +10,7 @@ How ranks divide the work on a transformer: parallel degrees, where a dimension 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
@@ -357,6 +358,90 @@ class AttentionCore:
     def flop(self, seq_len: int, *, causal: bool) -> int:
         """Return the floating-point operations of one sequence, forward."""
         return 2 * self.num_heads * (self.key_dim + self.value_dim) * self.num_pairs(seq_len, causal=causal)
+
+
+@dataclass(frozen=True, slots=True)
+class LinearCore:
+    """The recurrence of a linear attention, computed in chunks.
+
+    Without a delta rule, queries and keys meet once for all heads that share them; with one, for each head. Within a
+    chunk keys also meet keys, and the inverse of that is multiplied by keys and by values; what the state has for a key
+    is subtracted.
+
+    Args:
+        num_heads: heads, each with a state.
+        num_key_heads: heads of queries and keys.
+        key_dim: size of a head's query and key.
+        value_dim: size of a head's value.
+        chunk: tokens that are computed together.
+        has_delta: whether there is a delta rule.
+
+    Source: Dao and Gu (2024), "Transformers are SSMs", section 6; Yang et al. (2024), section 3.2.
+    """
+
+    num_heads: int
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    chunk: int
+    has_delta: bool
+
+    def _products(self, size: int) -> Iterator[tuple[str, int, int, int, int, bool]]:
+        """Yield the products of some tokens: name, m, n, k, for how many heads, and whether a triangle of it counts."""
+        key, value, heads = self.key_dim, self.value_dim, self.num_heads
+        if self.has_delta:
+            yield "keys of a chunk", size, size, key, heads, True
+            yield "keys apart", size, key, size, heads, True
+            yield "values apart", size, value, size, heads, True
+            yield "in state", size, value, key, heads, False
+        yield "scores of a chunk", size, size, key, heads if self.has_delta else self.num_key_heads, True
+        yield "states", key, value, size, heads, False
+        yield "values of a chunk", size, value, size, heads, True
+        yield "of state", size, value, key, heads, False
+
+    def gemms(self, work: Work) -> tuple[Gemm, ...]:
+        """Return one rank's products, forward.
+
+        Raises:
+            UsageError: heads of keys do not divide by their degree.
+        """
+        size = min(self.chunk, work.num_queries)
+        chunks, cut = work.num_samples * -(-work.num_queries // size), Cut("num_key_heads", self.num_key_heads)
+        return tuple(
+            Gemm(name, m, n, k, chunks * cut.part(heads, work.degrees.tp), has_weight=False)
+            for name, m, n, k, heads, _ in self._products(size)
+        )
+
+    def flop(self, seq_len: int, *, causal: bool) -> int:
+        """Return the floating-point operations of one sequence, forward; with `causal` a chunk's triangles alone."""
+        size = min(self.chunk, seq_len)
+        of_token = sum(
+            m * n * k * heads * (size + 1 if causal and is_triangle else 2 * size)
+            for _, m, n, k, heads, is_triangle in self._products(size)
+        )
+        return seq_len * of_token // size**2
+
+    def products(self, work: Work, *, is_backward: bool) -> Iterator[tuple[Gemm, bool]]:
+        """Yield one rank's products in a pass, and whether each is one of backward, which makes states again.
+
+        Source: `chunk_gated_delta_rule_bwd` of flash-linear-attention; `_mamba_chunk_scan_combined_bwd` of mamba.
+        """
+        for gemm in self.gemms(work):
+            yield gemm, is_backward
+            if is_backward and gemm.name not in ("values of a chunk", "of state"):
+                yield gemm, False
+
+    def passes(self, work: Work, *, is_backward: bool) -> Iterator[tuple[str, int, int]]:
+        """Yield what one rank's passes around it work on: name, elements, and tensors that are read and written."""
+        values = self.num_heads * self.value_dim
+        mixed = values + 2 * self.num_key_heads * self.key_dim
+        yield "convolution", work.num_tokens * mixed // work.degrees.tp, 4 if is_backward else 2
+        yield "gated norm", work.num_tokens * values // work.degrees.tp, 5 if is_backward else 3
+
+    def num_state_bytes(self, work: Work) -> float:
+        """Return the bytes that one rank reads and writes of states, in single precision, at each chunk's end."""
+        states = next(gemm for gemm in self.gemms(work) if gemm.name == "states")
+        return 2 * 4 * states.m * states.n * states.batch
 
 
 @dataclass(frozen=True, slots=True)

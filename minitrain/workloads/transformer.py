@@ -38,7 +38,9 @@ from types import MappingProxyType
 from typing import Any
 
 from minitrain.errors import UsageError, closest, count_fault, refuse, shown
-from minitrain.workloads.architecture import Architecture, LatentAttention, Lora
+from minitrain.workloads.architecture import Architecture, Lora
+from minitrain.workloads.linear_attention import linear_unit
+from minitrain.workloads.mixers import LatentAttention
 from minitrain.workloads.shapes import ADAPTER, Cut, Projection, SavedTensor, WeightShape, Work
 from minitrain.workloads.unit import Unit, attention_unit, embedding_unit, head_unit, mlp_unit, moe_unit, predicting
 from minitrain.workloads.workload import RECOMPUTE, Recompute
@@ -216,19 +218,26 @@ class Transformer(Architecture):
 def _units(model: Architecture) -> tuple[Unit, ...]:
     """Make the units of a model, once; equal layers share their tables."""
     experts, windows = frozenset(model.moe_layers), frozenset(model.window_layers)
-    first_of_each = {layer in windows: layer for layer in reversed(range(model.num_layers))}
-    attention = {has: attention_unit(model, first) for has, first in first_of_each.items()}
+    kinds = ["linear" if layer in model.linear_layers else layer in windows for layer in range(model.num_layers)]
+    mixers = {kind: _mixer(model, kinds.index(kind)) for kind in kinds}
     dense = mlp_unit(model, 0) if len(experts) < model.num_layers else None
     sparse = moe_unit(model, 0) if experts else None
     layers: list[Unit] = []
     for layer in range(model.num_layers):
         after = sparse if layer in experts else dense
         assert after is not None  # made above, where any layer has it
-        layers += replace(attention[layer in windows], layer=layer), replace(after, layer=layer)
+        layers += replace(mixers[kinds[layer]], layer=layer), replace(after, layer=layer)
     of_last = predicting(model, layers[-2]), layers[-1]
     for layer in range(model.num_layers, model.num_layers + model.prediction_layers):
         layers += (replace(unit, layer=layer) for unit in of_last)
     return with_trained(model, (embedding_unit(model), *layers, head_unit(model)))
+
+
+def _mixer(model: Architecture, layer: int) -> Unit:
+    """Return what mixes tokens in a transformer layer."""
+    if model.linear is not None and layer in model.linear_layers:
+        return linear_unit(model, layer, model.linear)
+    return attention_unit(model, layer)
 
 
 def models() -> dict[str, Transformer]:

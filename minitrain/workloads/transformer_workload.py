@@ -29,6 +29,7 @@ from minitrain.workloads.architecture import AVERAGE_BYTES, STATISTIC_BYTES
 from minitrain.workloads.documents import Documents, pairs_of
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
 from minitrain.workloads.kernels import KernelList, kernels_of_weight_pass, newton_schulz
+from minitrain.workloads.linear_attention import require_attention
 from minitrain.workloads.matmul import DENSE, DENSE_LAYER, DenseRows
 from minitrain.workloads.shapes import Degrees, Work, num_factors
 from minitrain.workloads.transformer import Transformer, find_model
@@ -127,7 +128,7 @@ class TransformerWorkload:
 
     def has_attention(self, layer: int) -> bool:
         """Return whether tokens need one another in a layer."""
-        return self.units[layer].core is not None
+        return self.units[layer].mixes_tokens
 
     @cached_property
     def blocks(self) -> tuple[range, ...]:
@@ -320,6 +321,8 @@ class TransformerWorkload:
         found = self._kept.get((layer, mode))
         if found is None:
             unit, work = self.units[layer], self.work(1, mode)
+            if mode.context is not None:
+                require_attention(unit)
             in_steps = unit.core is not None and mode.context is not None
             found = pass_costs.kept_bytes(unit, work, mode) if in_steps else unit.saved_bytes(work, mode.recompute)
             self._kept[layer, mode] = found

@@ -46,13 +46,15 @@ from itertools import accumulate
 from math import prod
 from typing import Literal
 
-from minitrain.workloads.architecture import MASK_BYTES, STATISTIC_BYTES, Architecture, LatentAttention
+from minitrain.workloads.architecture import MASK_BYTES, STATISTIC_BYTES, Architecture
+from minitrain.workloads.mixers import LatentAttention
 from minitrain.workloads.shapes import (
     WHOLE,
     AttentionCore,
     Cut,
     Degrees,
     Gemm,
+    LinearCore,
     Projection,
     SavedTensor,
     WeightShape,
@@ -61,7 +63,7 @@ from minitrain.workloads.shapes import (
 )
 from minitrain.workloads.workload import Recompute, as_recompute, modules_of
 
-Kind = Literal["embedding", "attention", "mlp", "moe", "head"]
+Kind = Literal["embedding", "attention", "linear_attention", "mlp", "moe", "head"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class Unit:
     """One unit: the tables of what it holds, multiplies and saves.
 
     Args:
-        kind: "embedding", "attention", "mlp", "moe" or "head".
+        kind: "embedding", "attention", "linear_attention", "mlp", "moe" or "head".
         layer: the transformer layer that it belongs to; None for embedding and head.
         output_size: elements that it passes on for a token; 0 for the head, which ends in a loss.
         weights: its weights, the norm's included.
@@ -80,6 +82,7 @@ class Unit:
         has_backward: whether something is trained in it or in a unit before it.
         every_other: the multiplications whose results torchtitan's checkpoints of single operations do not keep: every
             second one of a layer, where each matrix is a multiplication of its own.
+        scan: the recurrence of a linear attention, None but for that.
     """
 
     kind: Kind
@@ -92,6 +95,12 @@ class Unit:
     adapter_scale: float = 0.0
     has_backward: bool = True
     every_other: tuple[Projection, ...] = ()
+    scan: LinearCore | None = None
+
+    @property
+    def mixes_tokens(self) -> bool:
+        """Return whether its tokens need one another."""
+        return self.core is not None or self.scan is not None
 
     @property
     def name(self) -> str:
@@ -156,7 +165,8 @@ class Unit:
             UsageError: heads, columns, experts or the sequence do not divide by their degree.
         """
         projected = tuple(projection.gemm(work) for projection in self.projections)
-        return projected if self.core is None else projected + self.core.gemms(work)
+        between = self.core or self.scan
+        return projected if between is None else projected + between.gemms(work)
 
     def forward_flop(self, seq_len: int, *, causal: bool = False) -> int:
         """Return the floating-point operations of one sample's forward pass.
@@ -166,7 +176,8 @@ class Unit:
             causal: whether attention counts only pairs that the causal mask leaves.
         """
         tokens = seq_len * sum(projection.flop_per_token for projection in self.projections)
-        return tokens if self.core is None else tokens + self.core.flop(seq_len, causal=causal)
+        between = self.core or self.scan
+        return tokens if between is None else tokens + between.flop(seq_len, causal=causal)
 
     def training_flop(self, seq_len: int, *, causal: bool = False) -> int:
         """Return those of forward and backward: the gradients of inputs, and of the weights that are trained."""
@@ -212,7 +223,7 @@ class Unit:
     def repeats_norm(self, recompute: Recompute) -> bool:
         """Return whether backward computes the norm before it again."""
         modules = modules_of(recompute)
-        own = recompute == "full" or (self.kind == "attention" and "self_attn" in modules)
+        own = recompute == "full" or (self.mixes_tokens and "self_attn" in modules)
         return self.layer is not None and self.has_backward and (own or not modules.isdisjoint(("layernorm", "op")))
 
     def recomputed_flop(self, seq_len: int, recompute: Recompute, *, causal: bool = False) -> int:
@@ -223,6 +234,8 @@ class Unit:
         """
         recompute = as_recompute(recompute)
         flop = seq_len * sum(projection.flop_per_token for projection in self.repeated_projections(recompute))
+        if self.scan is not None and self.is_repeated(recompute):
+            return flop + self.scan.flop(seq_len, causal=causal)
         if self.core is None or not self.repeats_core(recompute):
             return flop
         return flop + self.core.flop(seq_len, causal=causal)
@@ -247,7 +260,7 @@ class Unit:
         return sum(tensor.num_bytes(work) for tensor in self.saved if tensor.is_kept(recompute))
 
 
-_WHOLE = {"attention": "self_attn", "mlp": "mlp", "moe": "moe"}
+_WHOLE = {"attention": "self_attn", "linear_attention": "self_attn", "mlp": "mlp", "moe": "moe"}
 """The module that is all of a unit, its norm and the residual connection left out."""
 
 _UP = frozenset({"query", "query_up", "kv_up"})
@@ -329,6 +342,9 @@ def _usual_weights(model: Architecture) -> Iterator[WeightShape]:
         yield WeightShape(name, (model.hidden_size, size), cut, 1)
         if model.qkv_bias:
             yield WeightShape(f"{name}.bias", (size,), cut)
+    if model.output_gate:
+        size = model.num_heads * model.head_dim
+        yield WeightShape("output_gate", (model.hidden_size, size), _heads(model), 1)
 
 
 def _qk_norm_weights(model: Architecture) -> Iterator[WeightShape]:
@@ -342,8 +358,8 @@ def _qk_norm_weights(model: Architecture) -> Iterator[WeightShape]:
 
 
 def _usual_projections(model: Architecture) -> Iterator[Projection]:
-    """Yield the one multiplication that makes queries, keys and values, cut by heads of keys."""
-    size = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    """Yield the one multiplication that makes queries, keys and values (and a gate), cut by heads of keys."""
+    size = ((1 + model.output_gate) * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
     yield Projection("qkv", model.hidden_size, size, _kv_heads(model))
 
 
@@ -399,7 +415,7 @@ def _output_weights(model: Architecture) -> Iterator[WeightShape]:
         yield WeightShape("output.bias", (model.hidden_size,))
 
 
-_INNER = ("query", "key", "value", "query_down", "kv_down")
+_INNER = ("query", "key", "value", "output_gate", "query_down", "kv_down")
 """The matrices that an attention's norm is an input of."""
 
 _ALL = "self_attn"
@@ -417,6 +433,8 @@ def _saved_before_core(model: Architecture) -> Iterator[SavedTensor]:
     )
     if latent is not None:
         yield from _saved_latents(model, latent)
+    if model.output_gate:
+        yield SavedTensor("output gate", model.num_heads * model.head_dim, element, _heads(model), up)
     if model.qk_norm != "none":
         yield SavedTensor("queries' norm input", model.num_heads * model.head_dim, element, _heads(model), up)
         yield SavedTensor("keys' norm input", model.num_kv_heads * model.head_dim, element, _kv_heads(model), up)
@@ -453,10 +471,10 @@ def _saved_by_core(model: Architecture) -> Iterator[SavedTensor]:
 def _saved_after_core(model: Architecture) -> Iterator[SavedTensor]:
     """Yield what the core's backward, the output projection and the dropout after it save.
 
-    Flash attention needs its output in 16 bits. A projection in eight bits keeps a copy of its own beside that.
+    Flash attention needs its output in 16 bits. A projection in eight bits, or of gated outputs, keeps its own input.
     """
     size, sizes = model.num_heads * _value_dim(model), model.precision
-    in_eight = sizes.saved_bytes != sizes.activation_bytes
+    in_eight = sizes.saved_bytes != sizes.activation_bytes or model.output_gate
     if in_eight and model.attention == "flash":
         in_core = (_ALL, "flash_attn", "context")
         yield SavedTensor("attention output", size, sizes.activation_bytes, _heads(model), in_core)

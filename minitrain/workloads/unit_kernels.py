@@ -153,6 +153,7 @@ ADAFACTOR_BYTES = (20 + 4, 4 + 4, 4 + 8 + 2)
 copy read for root mean squares (8); the gradient read, the master copy read and written, the 16-bit copy (14)."""
 
 _LAUNCHES = {"attention": (8, 17), "mlp": (8, 17), "moe": (35, 20), "embedding": (4, 4), "head": (3, 6)}
+_LAUNCHES["linear_attention"] = (18, 34)  # ten are the products of chunks and what is between them
 _ADAPTER_LAUNCHES = (2, 4)  # of A and of B each: its product, and scaling or sum
 _LOSS_LAUNCHES = (5, 4)
 UNFUSED_LAUNCHES, FLASH_LAUNCHES = (7, 12), (2, 4)
@@ -168,6 +169,7 @@ experts' tokens are cast by one kernel (`multi_tensor_quantize_impl` of Transfor
 
 
 _LAUNCHES_APART = {"attention": (3, 8), "mlp": (5, 8), "moe": (39, 48), "embedding": (1, 12), "head": (2, 5)}
+_LAUNCHES_APART["linear_attention"] = _LAUNCHES["linear_attention"]
 _LAUNCHES_OF_GATE, _LAUNCHES_OF_ROTARY, _LAUNCHES_OF_GROUPS = (2, 5), (8, 12), (2, 2)
 """Launches where each operation is a kernel (`Style.apart`), and those that a gated MLP, rotary embeddings (with
 queries, keys and values of a matrix each) and fewer keys than queries add: counted in a profiled step."""
@@ -418,6 +420,7 @@ class _Lister:
             launches += _CLAMP_LAUNCHES
         launches += self._casts_of_dense(is_backward=is_backward)
         launches += _ADAPTER_LAUNCHES[is_backward] * sum(ADAPTER in each.name for each in self.unit.projections)
+        kernels += self.scan(is_backward=is_backward)
         if self.unit.core is not None:
             kernels += self.core(is_backward=is_backward)
             launches += (FLASH_LAUNCHES if self.unit.core.is_flash else UNFUSED_LAUNCHES)[is_backward]
@@ -480,6 +483,12 @@ class _Lister:
         casts += _EXPERT_BIAS_LAUNCHES[gemm.name.endswith("down")][is_backward] * self.model.mlp_bias
         return gemm.batch * (casts + 1 + (gemm.is_trained and is_backward))
 
+    def scan(self, *, is_backward: bool) -> Iterator[Kernel]:
+        """Yield the products of a linear attention's chunks, if it is one; backward makes states again."""
+        scan = self.unit.scan
+        for gemm, of_backward in scan.products(self.work, is_backward=is_backward) if scan else ():
+            yield from self._products(gemm, is_backward=of_backward)
+
     def core(self, *, is_backward: bool) -> Iterator[Kernel]:
         """Yield the attention core: one kernel, or two products with softmax and dropout between them."""
         core, work = self.unit.core, self.work
@@ -504,8 +513,9 @@ class _Lister:
             yield self._memory("norm", hidden, 2)
         for projection in again:
             yield from self._products(projection.gemm(self.work), is_backward=False)
-        if {each.name for each in again} - {"output"} and unit.core is not None:
+        if {each.name for each in again} - {"output"} and unit.mixes_tokens:
             yield from self._inner(is_backward=False)
+            yield from self.scan(is_backward=False)
         elif unit.core is None:
             yield from self._repeated_activations({each.name for each in again}, modules_of(recompute))
         if again and unit.core is not None and "op" in modules_of(recompute):
@@ -532,7 +542,7 @@ class _Lister:
         datatype = self.style.datatype or (precision.weight_datatype if is_weight else None) or precision.datatype
         yield from self._matmuls(gemm, datatype, is_backward=is_backward)
         if is_weight and datatype in NARROW_BYTES:
-            is_attention = self.unit.core is not None
+            is_attention = self.unit.mixes_tokens
             if datatype == "int8" or precision.scaling == "rowwise" or self.style.by_xla:
                 size_bytes = _OF_WEIGHTS[precision.scaling != "delayed"][gemm.batch > 1] * self.style.num_gathered
                 yield MemoryPass("scaling", gemm.batch * gemm.n * gemm.k, size_bytes * self.style.eager)
@@ -632,7 +642,7 @@ class _Lister:
     def _num_sums(self) -> int:
         """Return how many more gradients of a unit's input are added up by kernels of their own."""
         of_unit = 2 * (self.model.positions == "rotary") if self.unit.kind == "attention" else self.model.is_gated
-        return of_unit * self.style.apart
+        return of_unit * self.style.apart * (self.unit.scan is None)
 
     def _bias_gradients(self, hidden: int) -> Iterator[MemoryPass]:
         """Yield the sums over tokens that are biases' gradients; that of an MLP's first bias is fused with others."""
@@ -654,6 +664,9 @@ class _Lister:
         """Yield rotary embedding and layout copies of attention, or the activation function of an MLP."""
         if self.unit.kind == "attention":
             yield from self._around_core(is_backward=is_backward)
+            return
+        if self.unit.scan is not None:
+            yield from (self._memory(*each) for each in self.unit.scan.passes(self.work, is_backward=is_backward))
             return
         for gemm in self._projections():
             if gemm.name.endswith("down"):
@@ -677,6 +690,9 @@ class _Lister:
         if self.style.apart and self.model.num_kv_heads < self.model.num_heads:
             copied = tokens * self.model.num_heads * core.key_dim // work.degrees.tp
             yield self._memory("copies of keys and values", copied, _GROUPS_APART[is_backward])
+        if self.model.output_gate:
+            gated = tokens * self.model.num_heads * core.value_dim // work.degrees.tp
+            yield self._memory("output gate", gated, 5 if is_backward else 3)
         if not core.is_flash:
             size = tokens * self.model.num_heads * core.value_dim // work.degrees.tp
             yield self._memory("layout copy", size, 2)

@@ -15,8 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from minitrain.workloads.architecture import PRECISIONS, LatentAttention, Precision
+from minitrain.workloads.architecture import PRECISIONS, Precision
 from minitrain.workloads.exchange.recipe import Recipe, called_as_shipped
+from minitrain.workloads.mixers import LatentAttention
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.workload import MODULES, OURS, as_recompute, modules_of
 
@@ -43,6 +44,8 @@ def model_faults(model: Transformer) -> list[str]:
         "logit_cap": model.logit_cap is not None,
         "gate_clamp": model.gate_clamp is not None,
         "shared_gate": model.shared_gate,
+        "output_gate": model.output_gate,
+        "linear attention": model.linear is not None,
         "chunked_windows": model.chunked_windows,
         "layernorm without biases": model.norm == "layernorm" and not model.norm_bias,
         "biases of some projections": _biases(model) not in _BIASES,
