@@ -141,7 +141,9 @@ def _more_of_attention(model: Transformer) -> list[str]:
     """Say what few models have."""
     norms = {"none": "", "head": "norms of queries and keys", "whole": "norms of all queries and all keys"}
     caps = f"scores capped at {model.score_cap:g}" if model.score_cap else ""
-    return [text for text in (norms[model.qk_norm], "sinks" if model.sinks else "", caps) if text]
+    linear = model.linear and f"in {len(model.linear_layers)} layers {model.linear.rule} instead"
+    others = ("a gate" if model.output_gate else "", "sinks" if model.sinks else "", caps, linear)
+    return [text for text in (norms[model.qk_norm], *others) if text]
 
 
 def _norm(model: Transformer) -> str:
