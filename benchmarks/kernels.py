@@ -152,7 +152,7 @@ def streams(folder: Path) -> Iterator[Point]:
             yield Point("k3 bandwidth of other patterns, not fitted", 1 / float(row["value"]), seconds)
 
 
-def with_interfaces(system: SystemConfig, num_nics: int, nic_GBps: float) -> SystemConfig:  # noqa: N803 - a unit
+def with_interfaces(system: SystemConfig, num_nics: int, nic_GBps: float) -> SystemConfig:
     """Return a system whose nodes have other interfaces between them."""
     inner, outer = system.networks
     share = nic_GBps * num_nics / inner.size

@@ -22,4 +22,4 @@ from minitrain.machine.devices.simulator import simulate as simulate
 from minitrain.machine.devices.validation import Case as Case
 from minitrain.machine.devices.validation import validate as validate
 
-compile = program  # noqa: A001 - the specification's name of it
+compile = program

@@ -94,7 +94,7 @@ class State:
 
 
 @learn.define("list")
-def list_exercises(*, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
+def list_exercises(*, dir: Here = HERE, exercises: Exercises = None) -> None:
     """List the exercises and your progress."""
     state = State(dir)
     table = Table(box=None, header_style="bold")
@@ -109,7 +109,7 @@ def list_exercises(*, dir: Here = HERE, exercises: Exercises = None) -> None:  #
 
 
 @learn.define()
-def start(n: Which = "00", *, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
+def start(n: Which = "00", *, dir: Here = HERE, exercises: Exercises = None) -> None:
     """Write an exercise's starter and statement into your folder, never over existing work."""
     exercise = load(n, exercises)
     dir.mkdir(parents=True, exist_ok=True)
@@ -255,7 +255,7 @@ def predict(
     n: Which,
     answers: Annotated[list[str] | None, typer.Argument(metavar="[FIGURE=ANSWER]...")] = None,
     *,
-    dir: Here = HERE,  # noqa: A002
+    dir: Here = HERE,
     exercises: Exercises = None,
 ) -> None:
     """Say what you expect before you run anything; why a figure is what it is, is told once you know it.
@@ -287,13 +287,7 @@ def predict(
 
 
 @learn.define()
-def check(
-    what: What,
-    *,
-    dir: Here = HERE,  # noqa: A002
-    exercises: Exercises = None,
-    among: Path | None = None,
-) -> None:
+def check(what: What, *, dir: Here = HERE, exercises: Exercises = None, among: Path | None = None) -> None:
     """Check your work on the public sizes.
 
     Args:
@@ -311,14 +305,7 @@ LEAST_BATCH = 64  # samples of a step: with fewer, the loss of single steps says
 
 
 @learn.define()
-def run(
-    what: What,
-    *,
-    processes: int = 2,
-    steps: int = 100,
-    dir: Here = HERE,  # noqa: A002
-    exercises: Exercises = None,
-) -> None:
+def run(what: What, *, processes: int = 2, steps: int = 100, dir: Here = HERE, exercises: Exercises = None) -> None:
     """Train by your work on real processes: the loss, and what was predicted beside what was measured.
 
     Args:
@@ -353,7 +340,7 @@ def run(
 def watch(
     what: What,
     *,
-    dir: Here = HERE,  # noqa: A002
+    dir: Here = HERE,
     exercises: Exercises = None,
     times: Annotated[int | None, typer.Option(hidden=True, help="Checks to make before leaving.")] = None,
 ) -> None:
@@ -371,7 +358,7 @@ def watch(
 
 
 @learn.define()
-def hint(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
+def hint(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:
     """Show the next hint, each more direct than the one before."""
     exercise = load(n, exercises)
     state = State(dir)
@@ -383,7 +370,7 @@ def hint(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:  #
 
 
 @learn.define()
-def solution(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
+def solution(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:
     """Show the reference solution, once you have passed, and write it into a file that runs."""
     exercise = load(n, exercises)
     if not State(dir).of(exercise)["passed"]:
@@ -397,7 +384,7 @@ def solution(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None
 
 
 @learn.define()
-def reset(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:  # noqa: A002
+def reset(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:
     """Begin an exercise again; your work is kept beside it."""
     exercise = load(n, exercises)
     path = dir / f"{exercise.name}.py"

@@ -75,7 +75,7 @@ def train(
     data: str | None = None,
     seed: int = 0,
     dtype: str = "float32",
-    compile: bool = False,  # noqa: A002  (as of `mt.train`)
+    compile: bool = False,
     backend: str = next(iter(BACKENDS)),
     checkpoints: Path | None = None,
     checkpoint_every: int = 10,

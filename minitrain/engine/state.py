@@ -346,7 +346,7 @@ class RankState:
         typ: str,
         layer: int | None = None,
         samples: frozenset[int] = NO_SAMPLES,
-        input: Any = None,  # noqa: A002  (the specification's own name)
+        input: Any = None,
         num_shards_on_device: int | None = None,
         num_shards: int | None = None,
     ) -> None:

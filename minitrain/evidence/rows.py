@@ -636,5 +636,5 @@ def _with_interfaces(tier: Network, node_size: int, interfaces: tuple[int, float
     """Return the tier between nodes with another number of interfaces."""
     if interfaces is None:
         return tier
-    num_nics, nic_GBps = interfaces  # noqa: N806 - a unit
+    num_nics, nic_GBps = interfaces
     return replace(tier, bandwidth=num_nics * nic_GBps / node_size, nics=num_nics)

@@ -184,7 +184,7 @@ class Memory:
     GiB: Annotated[float, POSITIVE, "GiB"]
     GBps: Annotated[float, POSITIVE, "GB/s"]
     MB_efficiency: Annotated[Rows, SHARES, "[MB, share]"]
-    usable_GiB: Annotated[float | None, POSITIVE, "GiB"] = None  # noqa: N815 - a unit
+    usable_GiB: Annotated[float | None, POSITIVE, "GiB"] = None
     update_s_per_billion: Annotated[float | None, POSITIVE, "s"] = None
 
     @property
@@ -552,7 +552,7 @@ class Storage:
     """
 
     GBps: Annotated[float, POSITIVE, "GB/s"] = 2000.0
-    node_GBps: Annotated[float, POSITIVE, "GB/s"] = 25.0  # noqa: N815 - a unit
+    node_GBps: Annotated[float, POSITIVE, "GB/s"] = 25.0
 
     def seconds(self, size_bytes: Any, num_ranks: int, ranks_a_node: int) -> Any:
         """Return how long a rank writes some bytes, as all ranks write, s.
@@ -576,8 +576,8 @@ class Power:
         idle_W: when it has nothing to do; None if unknown.
     """
 
-    tdp_W: Annotated[float, POSITIVE, "W"]  # noqa: N815 - a unit
-    idle_W: Annotated[float | None, NON_NEGATIVE, "W"] = None  # noqa: N815 - a unit
+    tdp_W: Annotated[float, POSITIVE, "W"]
+    idle_W: Annotated[float | None, NON_NEGATIVE, "W"] = None
 
 
 def _idles_below(power: Power) -> None:
@@ -636,7 +636,7 @@ class DataSheet(ReadOnly):
     device_class: Annotated[str | None, one_of(*CLASSES), Key("class")] = None
     vendor: Annotated[str | None, TEXT] = None
     num_units: Annotated[int | None, WHOLE, Key("units")] = None
-    clock_Hz: Annotated[float | None, POSITIVE, "Hz"] = None  # noqa: N815 - a unit
+    clock_Hz: Annotated[float | None, POSITIVE, "Hz"] = None
     caches: Annotated[tuple[Cache, ...], ListOf(Record(Cache), "a list of caches", _by_level)] = ()
     limits: Annotated[UnitLimits | None, Record(UnitLimits)] = None
     dispatch_s: Annotated[float | None, SECONDS, "s"] = None

@@ -60,10 +60,10 @@ class Thermal:
     (380, 75, 86)
     """
 
-    resistance_K_per_W: float  # noqa: N815 - a unit
-    capacity_J_per_K: float  # noqa: N815 - a unit
-    throttle_C: float  # noqa: N815 - a unit
-    ambient_C: float = _DEFAULT_AMBIENT_C  # noqa: N815 - a unit
+    resistance_K_per_W: float
+    capacity_J_per_K: float
+    throttle_C: float
+    ambient_C: float = _DEFAULT_AMBIENT_C
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -79,12 +79,7 @@ class Thermal:
         """The power that the device can draw for ever without getting hotter than where it throttles, W."""
         return (self.throttle_C - self.ambient_C) / self.resistance_K_per_W
 
-    def temperature_C(  # noqa: N802 - a unit
-        self,
-        watts: float,
-        seconds: float = math.inf,
-        start_C: float | None = None,  # noqa: N803
-    ) -> float:
+    def temperature_C(self, watts: float, seconds: float = math.inf, start_C: float | None = None) -> float:
         """Return the temperature after some time under constant power, degrees Celsius.
 
         Args:
@@ -102,7 +97,7 @@ class Thermal:
         start = self.ambient_C if start_C is None else start_C
         return start - rise * math.expm1(-seconds / self._time_constant_s)
 
-    def seconds_to_throttle(self, watts: float, start_C: float | None = None) -> float:  # noqa: N803 - a unit
+    def seconds_to_throttle(self, watts: float, start_C: float | None = None) -> float:
         """Return how long a device draws some power before it throttles, s; infinity if it never does.
 
         Args:
@@ -124,7 +119,7 @@ class Thermal:
         return self.resistance_K_per_W * self.capacity_J_per_K
 
 
-def _require_drawn(watts: float, start_C: float | None) -> None:  # noqa: N803 - a unit
+def _require_drawn(watts: float, start_C: float | None) -> None:
     """Require a power that a device can draw, and a temperature that it can begin with."""
     require_number("watts", watts, or_zero=True)
     if start_C is not None and not (isinstance(start_C, int | float) and math.isfinite(start_C)):

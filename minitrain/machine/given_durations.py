@@ -96,33 +96,15 @@ class FixedPredictor:
         other.workload = workload
         return other
 
-    def compute(
-        self,
-        typ: str,
-        num_samples: int,  # noqa: ARG002  (a Predictor's parameters)
-        layer: int = 0,  # noqa: ARG002
-        mode: PassMode = USUAL,  # noqa: ARG002
-    ) -> Price:
+    def compute(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Price:
         """Price a pass through a layer; what it computes again is part of the given duration."""
         return self._price(typ)
 
-    def update(
-        self,
-        num_shards_on_device: int,  # noqa: ARG002
-        num_shards: int,  # noqa: ARG002
-        layer: int = 0,  # noqa: ARG002
-        num_parts: int = 1,  # noqa: ARG002
-    ) -> Price:
+    def update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
         """Price an optimizer step."""
         return self._price("update")
 
-    def load(
-        self,
-        num_shards_on_device: int,  # noqa: ARG002
-        num_shards: int,  # noqa: ARG002
-        layer: int = 0,  # noqa: ARG002
-        num_parts: int = 1,  # noqa: ARG002
-    ) -> Price:
+    def load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
         """Price loading weights."""
         return self._price("load_weights")
 
@@ -132,7 +114,7 @@ class FixedPredictor:
             raise no_such_algorithm(op, algorithm, "its duration is given by hand; use algorithm=None")
         return self._price(op, size_bytes) if len(ranks) > 1 else Price(0.0, size_bytes)
 
-    def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:  # noqa: ARG002
+    def p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
         """Price one side of a message."""
         return self._price(op, size_bytes)
 

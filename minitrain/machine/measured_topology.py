@@ -218,7 +218,7 @@ class MeasuredTopology:
         if tier is self._inner or tier.nics is None:
             return tier.bandwidth * num_local
         node_size = self._inner.size
-        nic_GBps = tier.bandwidth * node_size / tier.nics  # noqa: N806 - a unit
+        nic_GBps = tier.bandwidth * node_size / tier.nics
         shared = tier.nics * num_local / self._ranks_per_node
         return nic_GBps * min(shared, num_local * max(1.0, tier.nics / node_size))
 

@@ -532,7 +532,7 @@ class KernelPredictor(_ConfigPredictor):
         launches the next kernel only then.
         """
         price = replace(price, seconds=price.seconds + cast(KernelDevice, self.device).launch_s)
-        channel_GBps = CHANNEL_GBPS.get(self.system.name.partition("_")[0])  # noqa: N806 - a unit
+        channel_GBps = CHANNEL_GBPS.get(self.system.name.partition("_")[0])
         if channel_GBps is None or price.tier_size != self._inner.size:
             return price
         apart = min(stride, self.world_size - stride) or stride  # the last stage is beside the first of the next chunk

@@ -57,7 +57,7 @@ def train(
     optimizer: Adam | Momentum | None = None,
     seed: int = 0,
     dtype: str = "float32",
-    compile: bool = False,  # noqa: A002  (as torch's own)
+    compile: bool = False,
     numerics: Problem | TransformerProblem | str | None = None,
     checkpoints: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 10,

@@ -477,9 +477,7 @@ class OrchestratedRun:
 
 
 def share_devices(
-    runs: Sequence[OrchestratedRun],
-    shares: Sequence[float] | None = None,
-    power_budget_W: float | None = None,  # noqa: N803
+    runs: Sequence[OrchestratedRun], shares: Sequence[float] | None = None, power_budget_W: float | None = None
 ) -> tuple[StepTimeline, ...]:
     """Return when the steps of runs would have happened that share devices and links.
 
@@ -582,8 +580,8 @@ class MultiDeviceOrchestrator:
         device_mapping: DeviceMapping | GivenDevices,
         *,
         spares: GivenDevices = (),
-        power_budget_W: float | None = None,  # noqa: N803 - a unit
-        temperatures_C: Mapping[str, float] = MappingProxyType({}),  # noqa: N803 - a unit
+        power_budget_W: float | None = None,
+        temperatures_C: Mapping[str, float] = MappingProxyType({}),
     ) -> OrchestratedRun:
         """Compute a workload on several devices, and price it.
 

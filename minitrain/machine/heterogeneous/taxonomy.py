@@ -188,12 +188,12 @@ class HardwareCapabilityProfile:
         return self.device.mem1.GBps * 1e9
 
     @property
-    def tdp_W(self) -> float | None:  # noqa: N802 - a unit
+    def tdp_W(self) -> float | None:
         """What it draws when it computes, W; None where the config does not say."""
         return None if self.device.sheet.power is None else self.device.sheet.power.tdp_W
 
     @property
-    def idle_W(self) -> float | None:  # noqa: N802 - a unit
+    def idle_W(self) -> float | None:
         """What it draws when it waits, W; None where the config does not say."""
         return None if self.device.sheet.power is None else self.device.sheet.power.idle_W
 
@@ -551,9 +551,9 @@ class DetectedDevice:
     vendor: str | None = None
     num_units: int | None = None
     memory_bytes: int | None = None
-    clock_Hz: float | None = None  # noqa: N815 - a unit
-    tdp_W: float | None = None  # noqa: N815 - a unit
-    temperature_C: float | None = None  # noqa: N815 - a unit
+    clock_Hz: float | None = None
+    tdp_W: float | None = None
+    temperature_C: float | None = None
     features: Mapping[str, Any] = field(default_factory=dict, hash=False)
     caches: tuple[tuple[int, int], ...] = ()
     uuid: str | None = None

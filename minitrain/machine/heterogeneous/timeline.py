@@ -81,7 +81,7 @@ class TimedStep:
     step: Step
     start_s: float
     end_s: float
-    temperature_C: float | None = None  # noqa: N815 - a unit
+    temperature_C: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class StepTimeline:
     seconds: float
     energy_joules: float | None
     peak_watts: float | None
-    temperatures_C: Mapping[str, float] = field(default_factory=dict)  # noqa: N815 - a unit
+    temperatures_C: Mapping[str, float] = field(default_factory=dict)
 
     def busy_s(self, device: str) -> float:
         """Return how long a device computed, s."""
@@ -111,8 +111,8 @@ class StepTimeline:
 def timeline(
     steps: Sequence[Step],
     devices: Sequence[HardwareCapabilityProfile],
-    power_budget_W: float | None = None,  # noqa: N803
-    temperatures_C: Mapping[str, float] = MappingProxyType({}),  # noqa: N803
+    power_budget_W: float | None = None,
+    temperatures_C: Mapping[str, float] = MappingProxyType({}),
 ) -> StepTimeline:
     """Return when each step happens.
 
@@ -164,16 +164,12 @@ def _parts(step: Step) -> list[tuple[float, float]]:
     return [(max(compute_s / step.share, memory_s), memory_s), (step.seconds - max(step.work), 0.0)]
 
 
-def _more_mW(device: HardwareCapabilityProfile) -> int:  # noqa: N802 - a unit
+def _more_mW(device: HardwareCapabilityProfile) -> int:
     """Return what a device draws more when it computes, mW; whole numbers add up without rounding."""
     return round(1e3 * ((device.tdp_W or 0.0) - (device.idle_W or 0.0)))
 
 
-def _power_left_mW(  # noqa: N802 - a unit
-    steps: Sequence[Step],
-    devices: Sequence[HardwareCapabilityProfile],
-    budget_W: float | None,  # noqa: N803
-) -> int:
+def _power_left_mW(steps: Sequence[Step], devices: Sequence[HardwareCapabilityProfile], budget_W: float | None) -> int:
     """Return what a budget leaves beside the devices at rest, mW; what all need together without a budget.
 
     Raises:
@@ -216,8 +212,8 @@ class _Heat:
     """
 
     thermal: Thermal
-    idle_W: float  # noqa: N815 - a unit
-    now_C: float  # noqa: N815 - a unit
+    idle_W: float
+    now_C: float
     since: float = 0.0
 
     def at(self, now: float) -> float:
@@ -249,8 +245,8 @@ class _TimelineSimulation:
         self,
         steps: Sequence[Step],
         devices: Sequence[HardwareCapabilityProfile],
-        power_mW: int,  # noqa: N803
-        temperatures_C: Mapping[str, float],  # noqa: N803
+        power_mW: int,
+        temperatures_C: Mapping[str, float],
     ) -> None:
         import simpy  # noqa: PLC0415 - where a timeline is made, it is loaded
 
@@ -318,7 +314,7 @@ class _TimelineSimulation:
     def _waited(self, seconds: float) -> Steps:
         yield self.env.timeout(seconds)
 
-    def _drawing(self, device: HardwareCapabilityProfile, more_mW: int, work: Steps) -> Steps:  # noqa: N803
+    def _drawing(self, device: HardwareCapabilityProfile, more_mW: int, work: Steps) -> Steps:
         """Let a device do something that draws some power beside that of its rest."""
         self.peak_mW = max(self.peak_mW, self.power_mW - int(self.power.level))
         start = self.env.now

@@ -466,8 +466,8 @@ class SolvedCase:
     throughput_per_s: float
     bottleneck: str
     flop_per_byte: float
-    energy_J: float | None  # noqa: N815 - a unit
-    memory_GB: float  # noqa: N815 - a unit
+    energy_J: float | None
+    memory_GB: float
     feasible: bool
 
     @classmethod
