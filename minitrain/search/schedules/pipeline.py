@@ -80,19 +80,19 @@ class Messages(Generic[Step]):
         if receive is not None:
             self._expected[step] = self._model.launch(receive)
 
-    async def received(self, step: Step) -> Any:
-        """Return what a step needs of another rank, None where that is nothing."""
-        receive = self._expected.pop(step, None) or self._incoming(step)
-        return None if receive is None else await receive
+    def received(self, step: Step) -> Any:
+        """Return the receive, to be awaited, of what a step needs of another rank."""
+        return self._expected.pop(step, None) or self._incoming(step)
 
     async def send(self, dest: int, tensor: Any, tag: Hashable = None) -> None:
         """Send a tensor; hidden, once the message before it to the same rank is out."""
         if not self._overlap:
             await self._model.send(dest, tensor, tag=tag)
             return
-        for sent in [sent for sent in self._sends if sent[0] == dest]:
-            self._sends.remove(sent)
-            await sent[1]
+        for place, (rank, _) in enumerate(self._sends):
+            if rank == dest:
+                await self._sends.pop(place)[1]
+                break
         self._sends.append((dest, self._model.launch(self._model.send(dest, tensor, tag=tag))))
 
     async def all_sent(self) -> None:
@@ -109,9 +109,10 @@ def from_neighbours(model: Model, before: int | None, after: int | None) -> Inco
         before: the rank of the stage before, None for the first stage.
         after: that of the stage after, None for the last one.
     """
+    sources = {"F": before, "B": after, "I": after, "W": None}
 
     def incoming(step: tuple[str, int]) -> Coroutine[Any, Any, Any] | None:
-        source = {"F": before, "W": None}.get(step[0], after)
+        source = sources[step[0]]
         return None if source is None else model.receive(source)
 
     return incoming
