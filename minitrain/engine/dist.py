@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from weakref import WeakSet, ref
 
 from minitrain.engine.deadlocks import DeadlockDetector
-from minitrain.engine.protocol import Call, RawCall, Waiter, place_of_call, wake_soon
+from minitrain.engine.protocol import Call, RawCall, Waiter, Waiters, place_of_call, wake_all, wake_soon
 from minitrain.errors import (
     CollectiveMismatchError,
     LawError,
@@ -372,6 +372,7 @@ class Dist:
         self.queue: dict[tuple[Any, ...], Channel] = {}
         self.error: BaseException | None = None
         self._undelivered: list[Call] = []
+        self._woken: list[Waiters] = []  # whose calls models have settled in this iteration of the loop
         self._held: dict[Call, None] = {}  # calls that wait for results of their own rank, in the order of submission
         self._refusals: Refusals | None = None  # made when the first operation is refused
         self.detector = DeadlockDetector(ref(self))
@@ -441,7 +442,9 @@ class Dist:
 
     def put(self, channel: Channel, call: Call) -> None:
         """Send a message."""
-        if not self._begin(call):
+        self.detector.num_operations += 1
+        if self.error is not None:
+            self.refuse(call)
             return
         channel.put(call)
         if channel.temporary_key is not None:
@@ -451,7 +454,9 @@ class Dist:
 
     def get(self, channel: Channel, call: Call) -> None:
         """Ask for a message."""
-        if not self._begin(call):
+        self.detector.num_operations += 1
+        if self.error is not None:
+            self.refuse(call)
             return
         channel.get(call)
         if channel.temporary_key is not None:
@@ -463,14 +468,6 @@ class Dist:
         """Forget the channel of a tag when it has no message and nobody waits for one."""
         if not channel.sent and not channel.receivers:
             self.queue.pop(channel.temporary_key, None)  # type: ignore[arg-type]  # only a temporary channel is dropped
-
-    def _begin(self, call: Call) -> bool:
-        """Count an operation, and return whether it may be carried out: not after a run that failed."""
-        self.detector.num_operations += 1
-        if self.error is None:
-            return True
-        self.refuse(call)
-        return False
 
     def refuse(self, call: Call) -> None:
         """Refuse an operation after an error has closed the transport, so that no task can go on for ever.
@@ -526,7 +523,16 @@ class Dist:
             except Exception as error:  # it is no task's own
                 self.close(error)
 
-    wake = staticmethod(wake_soon)  # for calls which a model has settled
+    def wake(self, waiters: Iterable[Waiters]) -> None:
+        """Wake tasks in the next iteration of the loop, by one callback for all calls that models settle in this."""
+        if not self._woken:
+            get_running_loop().call_soon(self._wake_all)
+        self._woken += waiters
+
+    def _wake_all(self) -> None:
+        """Wake the tasks whose calls models have settled."""
+        woken, self._woken = self._woken, []
+        wake_all(woken)
 
     @property
     def num_operations(self) -> int:
