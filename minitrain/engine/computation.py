@@ -68,7 +68,7 @@ from minitrain.operations import NO_SAMPLES
 from minitrain.operations.collectives import describe
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import singleton
-from minitrain.tensors.kinds import LocalWeight, of_size
+from minitrain.tensors.kinds import LocalWeight
 from minitrain.tensors.placed import (
     COPIES,
     PIECES,
@@ -132,7 +132,10 @@ class Computation(RankState):
         price, units, state_units = found
         self._record("load_weights", layer, price, NO_SAMPLES)
         fields = layer, self._num_layers, 0, singleton(shard), num_shards
-        return of_size(Weight(*fields), units), of_size(OptState(*fields), state_units)
+        weight: Any = Weight(*fields)
+        state: Any = OptState(*fields)
+        weight._units, state._units = units, state_units
+        return weight, state
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
         """Hand in the trained weight of a layer (or this rank's shard of it).
@@ -182,8 +185,9 @@ class Computation(RankState):
         if price is None:
             return placed_passes.forward(self, layer, inp, recompute)
         self._record("forward", layer, price, samples)
-        out = Activation(layer + 1, self._num_layers, samples, self._global_batch_size)
-        return of_size(out, self._account.units_of(inp))
+        out: Any = Activation(layer + 1, self._num_layers, samples, self._global_batch_size)
+        out._units = self._account.units_of(inp)
+        return out  # type: ignore[no-any-return]  # an Activation
 
     def loss(self, inp: Activation) -> ActivationGrad:
         """Return the gradient of the loss with respect to the model's output (free of cost).
@@ -227,9 +231,11 @@ class Computation(RankState):
             return placed_passes.backward(self, layer, inp, grad)
         price, units = found
         self._record("backward", layer, price, samples)
-        of_batch = self._num_layers, samples, self._global_batch_size
-        grad_inp = ActivationGrad(layer - 1, *of_batch)
-        return of_size(WeightGrad(layer, *of_batch), units), of_size(grad_inp, self._account.units_of(grad))
+        num_layers, batch_size = self._num_layers, self._global_batch_size
+        grad_weight: Any = WeightGrad(layer, num_layers, samples, batch_size)
+        grad_inp: Any = ActivationGrad(layer - 1, num_layers, samples, batch_size)
+        grad_weight._units, grad_inp._units = units, self._account.units_of(grad)
+        return grad_weight, grad_inp
 
     def _back_elsewhere(self, op: str, layer: int, inp: Any, grad: Any, weight: Any) -> tuple[Any, Any] | None:
         """Return both gradients of experts, parts or shards; None of whole layers, for which the laws hold."""
@@ -260,8 +266,9 @@ class Computation(RankState):
         if price is None:
             return placed_passes.backward_input(self, layer, inp, grad)
         self._record("backward_input", layer, price, samples)
-        grad_inp = ActivationGrad(layer - 1, self._num_layers, samples, self._global_batch_size)
-        return of_size(grad_inp, self._account.units_of(grad))
+        grad_inp: Any = ActivationGrad(layer - 1, self._num_layers, samples, self._global_batch_size)
+        grad_inp._units = self._account.units_of(grad)
+        return grad_inp  # type: ignore[no-any-return]  # an ActivationGrad
 
     def backward_weight(
         self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight | None = None
@@ -286,7 +293,9 @@ class Computation(RankState):
             return placed_passes.backward_weight(self, layer, inp)
         price, units = found
         self._record("backward_weight", layer, price, samples)
-        return of_size(WeightGrad(layer, self._num_layers, samples, self._global_batch_size), units)
+        grad_weight: Any = WeightGrad(layer, self._num_layers, samples, self._global_batch_size)
+        grad_weight._units = units
+        return grad_weight  # type: ignore[no-any-return]  # a WeightGrad
 
     def update(
         self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState
@@ -334,9 +343,10 @@ class Computation(RankState):
             price = placed_passes.price_of_update(self, layer, weight)
         self._record("update", layer, price, samples)
         units_of = self._account.units_of
-        updated = Weight(layer, self._num_layers, weight.step + 1, shards, num_shards)
-        state = OptState(layer, self._num_layers, opt_state.step + 1, opt_state.shards, opt_state.num_shards)
-        return of_size(updated, units_of(weight)), of_size(state, units_of(opt_state))
+        updated: Any = Weight(layer, self._num_layers, weight.step + 1, shards, num_shards)
+        state: Any = OptState(layer, self._num_layers, opt_state.step + 1, opt_state.shards, opt_state.num_shards)
+        updated._units, state._units = units_of(weight), units_of(opt_state)
+        return updated, state
 
 
 _ALL = frozenset([0])

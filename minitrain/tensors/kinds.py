@@ -563,12 +563,6 @@ KINDS: tuple[type[Any], ...] = (Weight, OptState, Activation, ActivationGrad, We
 """The five kinds."""
 
 
-def of_size(tensor: T, units: int) -> T:
-    """Return a tensor that takes so many units of memory."""
-    tensor._units = units  # type: ignore[attr-defined]  # a slot of the base
-    return tensor
-
-
 @dataclass(slots=True)
 class LocalWeight(Weight):
     """A replica's own weight of a layer, whole or in shards.
