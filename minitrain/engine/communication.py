@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping
+from functools import partial
 from inspect import getcoroutinelocals
 from types import CoroutineType
 from typing import Any, TypeVar
@@ -30,8 +31,8 @@ from minitrain.engine.operations import Interface, Launched, LaunchedMemory, Ope
 from minitrain.engine.protocol import Group, Mesh, ProcessGroup, require_axes
 from minitrain.engine.strategy_model import StrategyModel
 from minitrain.errors import StrategyError, TensorTypeError, UsageError
-from minitrain.machine.price import PENDING, Price
-from minitrain.operations import LAYER, NO_SAMPLES, NOTE, OFFLOAD, ON_HOST, RECV, SEND, STREAM, STRIDE, Note, Stream
+from minitrain.machine.price import Price
+from minitrain.operations import LAYER, NOTE, OFFLOAD, ON_HOST, RECV, SEND, STREAM, STRIDE, Note, Stream
 from minitrain.operations.collectives import COLLECTIVES, TRANSFERS, tensors_of
 from minitrain.tensors import FIELDS, Tensor
 from minitrain.tensors.placed import COPIES
@@ -161,7 +162,7 @@ def _link(operation: Operation, given: list[Any]) -> Chain:
             chain.take(operation, made, result)
         else:
             chain.inputs.append(made)
-            memory.followers.append(operation)
+            memory.followers += (operation,)
             if made.settled:
                 chain.take(operation, made, made.outcome)
     chain.own += [value for value in given if not isinstance(value, Launched)]
@@ -285,7 +286,7 @@ class Communication(HostMemory):
             self.launching = False
         operation.close()
         submitted.launched_memory = LaunchedMemory(submitted)
-        self._in_flight[id(submitted)] = submitted
+        self._in_flight[submitted] = None
         return Launched(submitted)
 
     def _require_operation(self, operation: Any) -> None:
@@ -342,14 +343,6 @@ class Communication(HostMemory):
             return group if group.rank == self._rank else self.group(group.ranks)
         return self.group(group)
 
-    def _reserve(self, op: str, layer: int | None, stream: Stream, tag: Hashable = None) -> int:
-        """Log an operation that may still have to wait, and return its row, to be completed when it is settled."""
-        rows, time = self._rows, self._time
-        row = len(rows)
-        note = None if tag is None else Note(tag)
-        rows.extend((op, layer, time, PENDING, self._account.units, NO_SAMPLES, stream, None, time, note))
-        return row
-
     def _communicable(self, op: str, v: Any) -> Any:
         """Return a tensor, a bucket of tensors as a list, or None where the operation may have no value.
 
@@ -396,7 +389,7 @@ class Communication(HostMemory):
         """Submit a collective."""
         member = self._world if group is None else self._member(group)
         value = v if v.__class__ in TENSORS else self._communicable(op, v)
-        operation = self._operation_kind(self, op, value, member, self._reserve(op, layer, member.stream), detail)
+        operation = self._operation_kind(self, op, value, member, layer, detail, None)
         if self._chains is not None and self._chains.hold(operation, self._join):
             return operation
         communicator = member.communicator
@@ -430,10 +423,10 @@ class Communication(HostMemory):
         else:
             price, layer = self._price_of_message(v, dest), v.layer
         owner = self._peer(SEND, dest)
-        operation = self._operation_kind(self, SEND, v, owner, self._reserve(SEND, layer, owner.stream, tag), None)
+        operation = self._operation_kind(self, SEND, v, owner, layer, None, tag)
         before = self._carried_before(operation, owner, price, dest)
         if self._chains is None or not self._chains.hold(
-            operation, lambda held: self._depart(held, price, tag, before=before)
+            operation, partial(self._depart, price=price, tag=tag, before=before)
         ):
             self._depart(operation, price, tag, channel, before)
         return operation
@@ -477,7 +470,7 @@ class Communication(HostMemory):
         """Submit a receive."""
         channel = self._transport.channel(source, self._rank, tag)
         owner = self._peer(RECV, source)
-        operation = self._operation_kind(self, RECV, None, owner, self._reserve(RECV, None, owner.stream, tag), None)
+        operation = self._operation_kind(self, RECV, None, owner, None, None, tag)
         owner.pending.append(operation)
         owner.is_waited_for |= not self.launching
         self._transport.get(channel, operation)

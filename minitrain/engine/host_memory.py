@@ -23,7 +23,6 @@ when it ends, and the strategy fetches the weight.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Any, TypeVar, cast
 
 from minitrain.engine import laws
@@ -33,7 +32,7 @@ from minitrain.engine.state import RankState
 from minitrain.engine.stores import Account, Store
 from minitrain.errors import HardwareConfigError, LawError, OutOfMemoryError, StrategyError, TensorTypeError
 from minitrain.machine.price import Price
-from minitrain.operations import FETCH, OFFLOAD, SAMPLES, UNITS_PER_ELEMENT, UPDATE_ON_HOST, WRITE, Stream
+from minitrain.operations import FETCH, OFFLOAD, SAMPLES, UNITS_PER_ELEMENT, UPDATE_ON_HOST, WRITE
 from minitrain.operations.collectives import describe
 from minitrain.tensors import FIELDS
 from minitrain.tensors.fields import OnHost, copy_to_device, copy_to_host
@@ -269,10 +268,9 @@ class HostMemory(RankState):
         size_bytes = units / UNITS_PER_ELEMENT * self._runtime_predictor.workload.bytes_per_element
         price: Price = self._of_host("host_transfer", op)(op, size_bytes)
         owner = self._host_stream(op)
-        row = self._reserve(op, tensor.layer, owner.stream)
-        operation = self._operation_kind(self, op, value, owner, row, None)
+        operation = self._operation_kind(self, op, value, owner, tensor.layer, None, None)
         operation.depart(price)
-        self._rows[row + SAMPLES] = samples_of(tensor)
+        self._rows[operation.row + SAMPLES] = samples_of(tensor)
         operation.outcome, operation.settled = result, True
         if result is not None and self.follows_tensors and hasattr(value, "_content"):
             result._content = value._content
@@ -285,10 +283,6 @@ class HostMemory(RankState):
         if op not in self._host_streams:
             self._host_streams[op] = PeerStream(op, None)
         return self._host_streams[op]
-
-    @abstractmethod
-    def _reserve(self, op: str, layer: int | None, stream: Stream) -> int:
-        """Log an operation and return its row; see `Communication`."""
 
 
 def _not_on_device(model: RankState, value: Any) -> Exception:

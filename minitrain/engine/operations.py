@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
 from minitrain.engine.placed_passes import keep_scattered
-from minitrain.engine.protocol import Call, Group, Transport
+from minitrain.engine.protocol import Call, Transport
 from minitrain.errors import StrategyError
-from minitrain.machine.price import FREE, Price
+from minitrain.machine.price import FREE, PENDING, Price
 from minitrain.operations import (
     FETCH,
     LAYER,
@@ -49,7 +49,6 @@ from minitrain.tensors.placed import ActivationShard, sums_what_all_hold
 
 if TYPE_CHECKING:
     from minitrain.engine.state import RankState
-    from minitrain.engine.stores import Account
 
 T = TypeVar("T")
 
@@ -89,15 +88,13 @@ class PeerStream:
 
     def receive(self, transport: Transport) -> None:
         """Run the receives that are next and whose message is here, and wake their tasks."""
-        pending, woken = self.pending, []
+        pending = self.pending
         while pending and (pending[0].carried is not None or pending[0].is_abandoned):
             operation = pending.popleft()
             if operation.carried is not None:  # the tasks of the others were cancelled
                 operation._receive(operation.carried)
                 if operation.waiters is not None:
-                    woken.append(operation.waiters)
-        if woken:
-            transport.wake(woken)
+                    transport.wake([operation.waiters])
 
 
 class Operation(Call):
@@ -115,21 +112,24 @@ class Operation(Call):
 
     __slots__ = ("carried", "chain", "end", "launched_memory", "model", "owner", "row")
 
-    def __init__(self, model: RankState, op: str, value: Any, owner: Group | PeerStream, row: int, detail: Any) -> None:
+    def __init__(self, model: RankState, op: str, value: Any, owner: Any, layer: Any, detail: Any, tag: Any) -> None:
         self.model = model
         self.op = op
         self.rank = model._rank
         self.value = value
-        self.clock = model._time
+        self.clock = time = model._time
         self.detail = detail
         self.owner = owner
-        self.row = row
         self.settled = False
         self.error = None
         self.waiters = None
         self.launched_memory: LaunchedMemory | None = None
         self.chain: Any = None
         self.carried: float | None = None
+        rows = model._rows
+        self.row = len(rows)
+        note = None if tag is None and not model.launching else Note(tag, model.launching)
+        rows.extend((op, layer, time, PENDING, model._account.units, NO_SAMPLES, owner.stream, None, time, note))
 
     @property
     def is_abandoned(self) -> bool:
@@ -147,7 +147,7 @@ class Operation(Call):
 
     def _price(self, result: Any, largest_bytes: int) -> Price:
         """Return the price of this collective: that of the network, which the predictors of all members share."""
-        model, communicator = self.model, self.owner.communicator  # type: ignore[union-attr]  # the owner is a group
+        model, communicator = self.model, self.owner.communicator
         record = COLLECTIVES[self.op]
         if record.priced_by == "largest":
             size_bytes = largest_bytes
@@ -227,7 +227,7 @@ class Operation(Call):
         if self.model.follows_tensors:
             self.model.after_message(self, value, self.outcome)  # type: ignore[attr-defined]  # of one with hooks
         self.carried = sent
-        self.owner.receive(self.model._transport)  # type: ignore[union-attr]  # a receive's owner is its peer's stream
+        self.owner.receive(self.model._transport)
 
     def _receive(self, sent: float) -> None:
         """Run a receive whose message is here, once its stream is free."""
@@ -297,7 +297,7 @@ class Operation(Call):
             if self.settled:
                 self.model._transport.mark_unreceived(self)
             else:
-                self.owner.receive(self.model._transport)  # type: ignore[union-attr]  # as in `deliver`
+                self.owner.receive(self.model._transport)
 
     def _hand_over(self) -> Any:
         """Return the result and tell the rank's observer; from now on the operation keeps no tensor alive.
@@ -334,11 +334,13 @@ class Operation(Call):
 
     def _arrive(self) -> None:
         """Note in the log that the operation ran beside others, when it is awaited first."""
-        if self.launched_memory is not None:
-            if self.launched_memory.awaited:
+        memory, rows = self.launched_memory, self.model._rows
+        if memory is not None:
+            if memory.awaited:
                 return
-            self.launched_memory.end(self)
-        mark_overlap(self).awaited = len(self.model._rows) // STRIDE
+            memory.end(self)
+        note = rows[self.row + NOTE] = rows[self.row + NOTE] or Note()
+        note.overlaps, note.awaited = True, len(rows) // STRIDE
 
 
 class Launched(Generic[T]):
@@ -401,82 +403,85 @@ class LaunchedMemory:
         own: what of it was never in a store, with its units, for the journal.
     """
 
-    __slots__ = ("awaited", "followers", "handed_over", "own", "stored_tensors", "units", "window")
+    __slots__ = ("_account", "awaited", "followers", "handed_over", "own", "stored_tensors", "units", "window")
 
     def __init__(self, operation: Operation) -> None:
-        account = _account_of(operation)
+        model: Any = operation.model
+        self._account: Any = (model.host if operation.op in ON_HOST else model)._account  # of where that lies
+        account = self._account
         self.awaited = False
-        self.followers: list[Any] = []
+        self.followers: tuple[Any, ...] = ()
         self.handed_over: HandedOver | None = None
         self.window: int | None = None
-        self.stored_tensors: list[Any] = []
+        self.stored_tensors: tuple[Any, ...] = ()
         self.units = 0
-        self.own: list[tuple[Any, int]] = []
-        given = tensors_of(operation.given) if operation.chain is None else operation.chain.own
-        for value in () if operation.op == FETCH else given:  # a fetch is given what lies on the host
+        self.own: tuple[tuple[Any, int], ...] = ()
+        own = operation.given
+        given = () if operation.op in (FETCH, RECV) else tensors_of(own)  # a fetch is given what lies on the host
+        for value in given if operation.chain is None else operation.chain.own:
             if getattr(value, "_home", None) is account:
-                self.stored_tensors.append(value)
-                account.launched_tensors[id(value)] = 0
+                self.stored_tensors += (value,)
+                self._account.launched_tensors[id(value)] = 0
             elif value is not None:
                 self.units += account.units_of(value)
                 self._own(operation, value)
-        account.grow(self.units)
-        mark_overlap(operation)
-        alone = operation.settled and operation.outcome is operation.given  # a lone rank gets what it gave
-        if operation.op in RESULT_IS_NEW and operation.detail != operation.rank and not alone:
+        if self.units:
+            account.grow(self.units)
+        if operation.op not in RESULT_IS_NEW or operation.detail == operation.rank:
+            return
+        if not operation.settled or operation.outcome is not own:  # a lone rank gets what it gave
             self.window = account.open_window()
             if operation.settled and operation.error is None:
                 self.know_result(operation)
 
     def know_result(self, operation: Operation) -> None:
         """Count the result from the launch on, now that it is known, and let operations go on that were given it."""
-        for follower in self.followers:
-            follower.chain.take(follower, operation, operation.outcome)
         if self.followers:
+            for follower in self.followers:
+                follower.chain.take(follower, operation, operation.outcome)
             operation.model._go_on_soon()  # type: ignore[attr-defined]  # of `Communication`
         if self.window is None:
             return
-        account = operation.model._account
-        is_given = operation.outcome is operation.given  # a lone rank gets what it gave
-        units = 0 if is_given else sum(map(account.units_of, tensors_of(operation.outcome)))
-        rows = operation.model._log._rows
-        for row in range(operation.row + STRIDE, len(rows), STRIDE):
-            rows[row + MEMORY] += units
+        account, outcome = operation.model._account, operation.outcome
+        new = () if outcome is operation.given else tensors_of(outcome)  # a lone rank gets what it gave
+        units = sum(map(account.units_of, new))
+        rows = operation.model._rows
+        for row in range(operation.row + STRIDE + MEMORY, len(rows), STRIDE):
+            rows[row] += units
         account.backdate(self.window, units)  # which may report out of memory, and then reads the rows
         self.units += units
         self.window = None
-        for value in () if is_given else tensors_of(operation.outcome):
+        for value in new if account.journal is not None else ():
             self._own(operation, value)
 
     def _own(self, operation: Operation, value: Any) -> None:
         """Enter a tensor that no store held in the journal, at the operation's launch."""
         journal = operation.model._account.journal
         if journal is not None and value is not None:
-            self.own.append((value, value._units))
+            self.own += ((value, value._units),)
             journal.enter("in_flight", value._units, value, operation.row // STRIDE + 1)
 
     def end(self, operation: Operation) -> None:
         """Count nothing any more: whoever awaited the operation has the result now."""
         self.awaited = True
-        account = _account_of(operation)
-        left = [*self.own]
+        account, left = self._account, self.own
         for value in self.stored_tensors:
             units = account.launched_tensors.pop(id(value), 0)
             self.units += units
-            left.append((value, units))
+            left += ((value, units),)
         account.units -= self.units
         if account.journal is not None:
             for value, units in left:
                 account.journal.enter("in_flight", -units, value)
-        self.own.clear()
-        del operation.model._in_flight[id(operation)]
-        interface = getattr(operation.owner, "interface", None)
-        if operation.op == SEND and interface is not None and interface.last is operation:
-            interface.last = None
+        self.own = ()
+        del operation.model._in_flight[operation]
+        owner: Any = operation.owner
+        if operation.op == SEND and owner.interface.last is operation:
+            owner.interface.last = None
         for follower in self.followers:
             if follower.launched_memory is not None and operation in follower.chain.inputs:
                 follower.launched_memory.adopt(follower, operation.outcome)
-        self.followers.clear()
+        self.followers = ()
 
     def adopt(self, operation: Operation, result: Any) -> None:
         """Hold the result of another operation, which this one was given and somebody has awaited now."""
@@ -484,7 +489,7 @@ class LaunchedMemory:
         for value in tensors_of(result):
             if value is not None and id(value) not in account.launched_tensors:
                 units = 0 if getattr(value, "_home", None) is account else account.units_of(value)
-                self.stored_tensors.append(value)
+                self.stored_tensors += (value,)
                 account.launched_tensors[id(value)] = units
                 account.grow(units)
                 if account.journal is not None and units:
@@ -493,7 +498,7 @@ class LaunchedMemory:
     def hand_over(self, result: Any) -> None:
         """Keep no tensor alive any more; the result is remembered for who awaits the operation again."""
         self.handed_over = HandedOver(result)
-        self.stored_tensors.clear()
+        self.stored_tensors = ()
 
 
 class HandedOver:
@@ -523,18 +528,3 @@ class HandedOver:
             )
             raise StrategyError(message, rank=operation.rank, op=operation.op)
         return results if self._is_bucket else next(iter(results), None)
-
-
-def _account_of(operation: Operation) -> Account:
-    """Return the account of the memory that an operation is given something of: the host's, of what lies there."""
-    model: Any = operation.model
-    return model.host._account if operation.op in ON_HOST else model._account  # type: ignore[no-any-return]  # of a model
-
-
-def mark_overlap(operation: Operation) -> Note:
-    """Return the note of an operation's event, which says that it may run beside others."""
-    rows = operation.model._log._rows
-    note: Note = rows[operation.row + NOTE] or Note()
-    rows[operation.row + NOTE] = note
-    note.overlaps = True
-    return note

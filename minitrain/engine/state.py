@@ -222,7 +222,7 @@ class RankState:
         self._whole_batches = whole_batches_of(self._transport, global_batch_size)
         self.launching = False  # while an operation is submitted by `launch`
         self._chains: Any = None  # `Chains`, once an operation was given the result of a launched one
-        self._in_flight: dict[int, Any] = {}  # launched operations that nobody has awaited yet, by id
+        self._in_flight: dict[Any, None] = {}  # launched operations that nobody has awaited yet
         self._remembered = remembered_of(self._runtime_predictor, self._transport)
         workload = self._runtime_predictor.workload
         self._max_shards = workload.max_shards(0) if self._is_uniform else 1  # 1: the laws look at each layer

@@ -155,13 +155,11 @@ class Account:
 
     def recount_launched(self, value: Any, *, stored: bool) -> None:
         """Count a tensor that a launched operation may use for that operation only while no store holds it."""
-        counted = self.launched_tensors.get(id(value))
-        if counted is not None:
-            wanted = 0 if stored else value._units
-            self.units += wanted - counted
-            self.launched_tensors[id(value)] = wanted
-            if self.journal is not None and wanted != counted:
-                self.journal.enter("in_flight", wanted - counted, value)
+        counted, wanted = self.launched_tensors[id(value)], 0 if stored else value._units
+        self.units += wanted - counted
+        self.launched_tensors[id(value)] = wanted
+        if self.journal is not None and wanted != counted:
+            self.journal.enter("in_flight", wanted - counted, value)
 
     def high_water(self) -> int:
         """Return the highest total ever."""
@@ -186,10 +184,11 @@ class Account:
         self.units += units
         self.peak_units += units
         self._open_windows -= 1
+        highest = self.high_water()
         if not self._open_windows:
-            self.peak_units = self.high_water()
+            self.peak_units = highest
             self._past_peaks.clear()
-        if self.high_water() > self.limit_units:
+        if highest > self.limit_units:
             self.overflow()
 
     def beside_stores(self) -> dict[str, int]:
@@ -232,14 +231,14 @@ class Store(dict[Any, V]):
             units = value._units  # type: ignore[attr-defined]  # the result of an operation knows its size
         except AttributeError:
             units = account.size(value)
-        before = _get(self, key, _MISSING)  # in less time than `in` takes, which looks the method up
-        if before is _MISSING:
+        before = _get(self, key)  # in less time than `in` takes, which looks the method up
+        if before is None:
             _keep(self, key, value)  # does the same as `_replace` here, and is called in less time
         else:
             self._leave(before)
             _replace(self, key, value)
         value._home = account  # type: ignore[attr-defined]
-        if account.launched_tensors:
+        if account.launched_tensors and id(value) in account.launched_tensors:
             account.recount_launched(value, stored=True)
         account.units = total = account.units + units
         if total > account.peak_units:
@@ -265,7 +264,7 @@ class Store(dict[Any, V]):
         account = self._account
         value._home = None
         account.units -= value._units
-        if account.launched_tensors:
+        if account.launched_tensors and id(value) in account.launched_tensors:
             account.recount_launched(value, stored=False)
 
     def pop(self, key: Any, default: Any = _MISSING) -> Any:

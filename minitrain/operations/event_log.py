@@ -180,9 +180,9 @@ class Note:
 
     __slots__ = ("after", "awaited", "overlaps", "tag")
 
-    def __init__(self, tag: Hashable = None) -> None:
+    def __init__(self, tag: Hashable = None, overlaps: bool = False) -> None:
         self.tag = tag
-        self.overlaps = False
+        self.overlaps = overlaps
         self.awaited: int | None = None
         self.after: tuple[int, ...] = ()
 

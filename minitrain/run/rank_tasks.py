@@ -458,8 +458,8 @@ def require_nothing_left(dist: Dist, models: Sequence[Model]) -> None:
             messages=lost,
         )
     for model in models:
-        for work in model._in_flight.values():
-            if any(id(other) in model._in_flight for other in work.launched_memory.followers):
+        for work in model._in_flight:
+            if any(other in model._in_flight for other in work.launched_memory.followers):
                 continue  # the last one of a chain is to be awaited
             message = (
                 f"rank {model._rank} launched {work.op} and never awaited it; `await work` before returning "

@@ -406,9 +406,8 @@ class FoldedModel(Model):
         value = v if v.__class__ in TENSORS else self._communicable(op, v)
         self._require_one("a layer", layer)
         self._require_one_task()
-        row = self._reserve(op, layer, member.stream)
         kind = self._class_operation_kind if member.kept else self._operation_kind
-        operation: Operation = kind(self, op, value, member, row, detail)
+        operation: Operation = kind(self, op, value, member, layer, detail, None)
         if self._chains is None or not self._chains.hold(operation, self._join):
             self._join(operation)
         return operation
