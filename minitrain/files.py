@@ -35,6 +35,8 @@ from pathlib import Path
 from stat import S_ISDIR, S_ISREG
 from typing import Any
 
+StrPath = str | os.PathLike[str]
+"""A path, as text or as an object that stands for one."""
 MOST_BYTES = 64 * 2**20
 """Of a file that is read whole, where its reader names no other limit."""
 
@@ -48,7 +50,7 @@ _MOST_TOLD = 8
 """Faults of one file: more than anybody mends at once."""
 
 
-def size_of(path: str | os.PathLike[str], what: str = "file") -> int:
+def size_of(path: StrPath, what: str = "file") -> int:
     """Return the bytes of a regular file; others may have no end, or wait for a writer.
 
     Args:
@@ -70,14 +72,14 @@ def size_of(path: str | os.PathLike[str], what: str = "file") -> int:
     return status.st_size
 
 
-def is_file(path: str | os.PathLike[str]) -> bool:
+def is_file(path: StrPath) -> bool:
     """Return whether a path, whatever it is made of, is that of a regular file."""
     with suppress(OSError, ValueError):  # a name that is too long
         return Path(path).is_file()
     return False
 
 
-def read_bytes(path: str | os.PathLike[str], what: str = "file", most_bytes: int = MOST_BYTES) -> bytes:
+def read_bytes(path: StrPath, what: str = "file", most_bytes: int = MOST_BYTES) -> bytes:
     """Return what a regular file holds; one that is compressed by gzip is unpacked.
 
     Args:
@@ -102,7 +104,7 @@ def read_bytes(path: str | os.PathLike[str], what: str = "file", most_bytes: int
     return found
 
 
-def read_text(path: str | os.PathLike[str], what: str = "file", most_bytes: int = MOST_BYTES) -> str:
+def read_text(path: StrPath, what: str = "file", most_bytes: int = MOST_BYTES) -> str:
     """Return the text of a regular file, without a byte order mark.
 
     Raises:
@@ -125,9 +127,7 @@ def as_text(raw: bytes) -> str:
         raise ValueError(f"expected UTF-8 text, found {byte}; save the file as UTF-8") from None
 
 
-def read_json(
-    path: str | os.PathLike[str], kind: Any = Any, *, what: str = "file", most_bytes: int = MOST_BYTES
-) -> Any:
+def read_json(path: StrPath, kind: Any = Any, *, what: str = "file", most_bytes: int = MOST_BYTES) -> Any:
     """Return the data of a JSON file, in which each key comes once and each number is finite.
 
     Args:
@@ -318,9 +318,7 @@ def _list_shown(values: list[Any] | tuple[Any, ...]) -> str:
     return f"[{', '.join(map(shown, values))}]"
 
 
-def read_cells(
-    path: str | os.PathLike[str], what: str = "table", needed: Sequence[str] = ()
-) -> list[tuple[int, dict[str, str]]]:
+def read_cells(path: StrPath, what: str = "table", needed: Sequence[str] = ()) -> list[tuple[int, dict[str, str]]]:
     """Return the rows of a CSV file, each with its line and its cells by the names of the first line.
 
     A cell that a row lacks is "".

@@ -26,6 +26,7 @@ from minitrain.errors import UsageError
 from minitrain.evidence.cases import Case, case_and_prediction, case_of, predict
 from minitrain.evidence.errors_by_table import Skipped
 from minitrain.evidence.rows import QUICKEST, LackingError, Row, read_rows
+from minitrain.files import StrPath
 from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
 from minitrain.run.worker_processes import WorkerProcesses
 
@@ -74,7 +75,7 @@ class FittedPlatform:
 
 
 def fit_platform(
-    csv: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    csv: StrPath | Sequence[StrPath],
     *,
     name: str = "mine",
     start: str | Platform | None = None,

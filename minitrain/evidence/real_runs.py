@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -21,7 +20,7 @@ from minitrain.errors import UsageError
 from minitrain.evidence.columns import listed
 from minitrain.evidence.errors_by_table import RowResult
 from minitrain.evidence.rows import LackingError, Row, read_rows
-from minitrain.files import write_text
+from minitrain.files import StrPath, write_text
 from minitrain.run.contributions import CALIBRATION_FILE, RUN_FILE, Contribution
 from minitrain.run.simulation import simulate
 
@@ -32,7 +31,7 @@ _COUNTS = ("world_size", "num_layers", "global_batch_size", "seq_len")
 _WORDS = ("workload", "precision")
 
 
-def read_rows_of(path: str | os.PathLike[str]) -> list[Row]:
+def read_rows_of(path: StrPath) -> list[Row]:
     """Return the rows of a table of any kind, or of a folder of contributed runs.
 
     Raises:
@@ -136,7 +135,7 @@ def _from(row: Row, name: str) -> str:
     return f"{beside}{separator}{rest}" if path.endswith((".py", ".json")) and beside.is_file() else name
 
 
-def write_rows(path: str | os.PathLike[str], rows: Iterable[Mapping[str, Any]]) -> None:
+def write_rows(path: StrPath, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a table of real runs."""
     text = io.StringIO()
     table = csv.DictWriter(text, [name for name in COLUMNS if name != "folder"], lineterminator="\n")

@@ -23,7 +23,6 @@ The machine of a row: a shipped hardware config, with the interfaces between nod
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
@@ -42,7 +41,7 @@ from minitrain.evidence.columns import (
     read_words,
     unknown_columns,
 )
-from minitrain.files import read_cells
+from minitrain.files import StrPath, read_cells
 from minitrain.machine import load_config
 from minitrain.machine.device_groups import clock_share
 from minitrain.machine.kernel_device import rates_of
@@ -132,7 +131,7 @@ class Row:
         return value
 
 
-def read_rows(path: str | os.PathLike[str], table: str | None = None) -> list[Row]:
+def read_rows(path: StrPath, table: str | None = None) -> list[Row]:
     """Return the rows of a CSV file.
 
     Args:

@@ -29,6 +29,7 @@ from minitrain.evidence.errors_by_table import (
 from minitrain.evidence.layouts import MOST_MOVED
 from minitrain.evidence.real_runs import is_real, read_rows_of, real_results
 from minitrain.evidence.rows import LackingError, Row, framework_of
+from minitrain.files import StrPath
 from minitrain.machine.platforms import Platform, find_platform
 from minitrain.machine.price import Pricing
 from minitrain.run.worker_processes import WorkerProcesses
@@ -221,7 +222,7 @@ class Validation:
         timed = [result for result in self.results if result.error is not None]
         return sorted(timed, key=lambda result: -abs(result.error or 0.0))[:num]
 
-    def write_html(self, path: str | os.PathLike[str]) -> Path:
+    def write_html(self, path: StrPath) -> Path:
         """Write a page with predicted against measured times, errors by table and the worst rows; return its path."""
         from minitrain.evidence.page import write_validation_page  # noqa: PLC0415  (only when somebody looks)
 
@@ -256,10 +257,10 @@ def _errors(name: str, group: str, results: Sequence[RowResult], fitted: str) ->
 
 def validate(
     tables: str | Sequence[str] | None = None,
-    csv: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    csv: StrPath | Sequence[StrPath] = (),
     *,
     platform: str | Platform | None = None,
-    layers: str | os.PathLike[str] | None = None,
+    layers: StrPath | None = None,
     without: Sequence[str] = (),
     strict: bool = False,
     jobs: int | None = 1,

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
 from minitrain.errors import UsageError
-from minitrain.files import read_text
+from minitrain.files import StrPath, read_text
 from minitrain.learn.exercise import DESCRIPTIONS, CheckResult, one_line
 from minitrain.learn.grader import Grade, grade
 from minitrain.learn.isolation import Isolation
@@ -237,7 +237,7 @@ def grade_one(submission: Submission, limits: Limits) -> Row:
 _NUMBER = re.compile(r"\d{4,}")
 
 
-def with_grades(path: str | os.PathLike[str], rows: Sequence[Row]) -> tuple[str, list[str]]:
+def with_grades(path: StrPath, rows: Sequence[Row]) -> tuple[str, list[str]]:
     """Return a table of students with a class's scores, and the submissions whose student is not in it, or not once.
 
     Of several submissions of a student to an exercise, the best counts.
@@ -272,7 +272,7 @@ def with_grades(path: str | os.PathLike[str], rows: Sequence[Row]) -> tuple[str,
     return written.getvalue().rstrip("\n"), lost
 
 
-def _lines_of(path: str | os.PathLike[str]) -> list[list[str]]:
+def _lines_of(path: StrPath) -> list[list[str]]:
     """Return the lines of a table of students.
 
     Raises:

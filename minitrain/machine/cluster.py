@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from minitrain.errors import MinitrainError, UsageError
-from minitrain.files import is_file, key_path, shown
+from minitrain.files import StrPath, is_file, key_path, shown
 from minitrain.machine import config
 from minitrain.machine.device_groups import Devices, Link, Thermal, require_positive
 from minitrain.machine.measured_layers import MeasuredLayers
@@ -80,7 +80,7 @@ class Cluster:
         object.__setattr__(self, "links", _checked_links(self.links, self.devices, self.between_groups))
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str] | Mapping[str, Any]) -> Cluster:
+    def load(cls, path: StrPath | Mapping[str, Any]) -> Cluster:
         """Read a cluster from a YAML or JSON file, that of a shipped name, or the data of one.
 
         Raises:
@@ -381,7 +381,7 @@ def names_cluster(source: object) -> bool:
     return isinstance(data, Mapping) and "groups" in data
 
 
-def read_cluster(source: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
+def read_cluster(source: StrPath | Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments that make the cluster of a file, of a shipped name, or of the data itself.
 
     Raises:

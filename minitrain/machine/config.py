@@ -37,7 +37,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from minitrain.errors import HardwareConfigError, UsageError
-from minitrain.files import JsonObject, json_object, key_path, parse_json, read_text, shown, whole_number
+from minitrain.files import JsonObject, StrPath, json_object, key_path, parse_json, read_text, shown, whole_number
 from minitrain.machine import config_format
 from minitrain.machine.config_format import (
     FLAG,
@@ -505,7 +505,7 @@ def shipped_configs() -> list[str]:
     return list(shipped_names())
 
 
-def load_config(source: str | os.PathLike[str] | Mapping[str, Any] | SystemConfig) -> SystemConfig:
+def load_config(source: StrPath | Mapping[str, Any] | SystemConfig) -> SystemConfig:
     """Load and validate a system config.
 
     A string without a path separator that names a shipped config, with or without `.json`, is that config,

@@ -33,7 +33,7 @@ from typing import Annotated, Any, NamedTuple, Self, TypeVar
 from annotated_types import Ge, Gt
 
 from minitrain.errors import UsageError
-from minitrain.files import read_json, read_text, write_text
+from minitrain.files import StrPath, read_json, read_text, write_text
 from minitrain.machine.network import no_such_algorithm
 from minitrain.machine.predictor import DevicePredictor
 from minitrain.machine.price import FREE, Account, Part, Predictor, Price, RankPredictors
@@ -290,7 +290,7 @@ class Calibration:
     others: AtLeast0 = 0.0
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Calibration:
+    def read(cls, path: StrPath) -> Calibration:
         """Read a calibration that `write` has written.
 
         Raises:
@@ -302,7 +302,7 @@ class Calibration:
             raise UsageError(f"cannot read the calibration {path}: {error}; write it with hw calibrate") from error
         return found
 
-    def write(self, path: str | os.PathLike[str]) -> None:
+    def write(self, path: StrPath) -> None:
         """Write it as JSON."""
         write_text(Path(path), [json.dumps(asdict(self), indent=1) + "\n"])
 

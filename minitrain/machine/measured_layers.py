@@ -36,7 +36,6 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -44,7 +43,7 @@ from pathlib import Path
 from typing import Literal
 
 from minitrain.errors import UsageError
-from minitrain.files import read_cells, replacing
+from minitrain.files import StrPath, read_cells, replacing
 
 COLUMNS = ("microbatch", "tp", "first_layer", "last_layer", "forward_s", "backward_s", "update_s")
 _CHOOSERS = ("gpu", "model")
@@ -109,12 +108,7 @@ class MeasuredLayers:
 
     @classmethod
     def read(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        gpu: str | None = None,
-        model: str | None = None,
-        includes_transfers: bool = False,
+        cls, path: StrPath, *, gpu: str | None = None, model: str | None = None, includes_transfers: bool = False
     ) -> MeasuredLayers:
         """Read a table from a CSV file with a header.
 
@@ -195,7 +189,7 @@ class MeasuredLayers:
         )
 
 
-def write_layers(rows: Iterable[LayerTime], path: str | os.PathLike[str]) -> Path:
+def write_layers(rows: Iterable[LayerTime], path: StrPath) -> Path:
     """Write a table as a CSV file, and return its path."""
     found = Path(path)
     names = (*reversed(_CHOOSERS), *COLUMNS)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from ast import literal_eval
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
@@ -25,7 +24,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import UsageError, closest
-from minitrain.files import read_json, write_text
+from minitrain.files import StrPath, read_json, write_text
 from minitrain.machine.dispatchers import DISPATCHERS, Kernels, kernels_of
 from minitrain.machine.framework_memory import HABITS
 
@@ -285,7 +284,7 @@ class Platform:
         }
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Platform:
+    def read(cls, path: StrPath) -> Platform:
         """Read a platform from a JSON file, such as `minitrain hw fit-platform` writes.
 
         Raises:
@@ -301,7 +300,7 @@ class Platform:
             remedy = f"give a JSON file with some of {', '.join(names)}"
             raise UsageError(f"cannot read the platform {file.name}: {error}; {remedy}") from error
 
-    def write(self, path: str | os.PathLike[str]) -> Path:
+    def write(self, path: StrPath) -> Path:
         """Write it as a file that `read` reads, and return the path."""
         values = {"name": self.name, "about": self.about, "fitted_on": self.fitted_on, **self.numbers()}
         if self.fitted_error is not None:

@@ -45,7 +45,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,7 +57,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minitrain.errors import UsageError
-from minitrain.files import parse_json, read_bytes
+from minitrain.files import StrPath, parse_json, read_bytes
 from minitrain.machine.measured_layers import LayerTime
 
 
@@ -618,7 +617,7 @@ class TracedLayers:
     gpu: str = ""
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], marks: Marks | None = None) -> TracedLayers:
+    def read(cls, path: StrPath, marks: Marks | None = None) -> TracedLayers:
         """Read a trace.
 
         Args:

@@ -12,7 +12,6 @@ below a folder and compares. It has
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Annotated, Any
 from annotated_types import Ge, Gt
 
 from minitrain.errors import UsageError
-from minitrain.files import read_json, write_text
+from minitrain.files import StrPath, read_json, write_text
 from minitrain.workloads.matmul import DenseRows
 from minitrain.workloads.transformer import Transformer, models
 
@@ -71,7 +70,7 @@ class Contribution:
     memory_by_kind: dict[str, Annotated[float, Ge(0)]]
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str]) -> Contribution:
+    def read(cls, path: StrPath) -> Contribution:
         """Read a `run.json`.
 
         Raises:
@@ -83,7 +82,7 @@ class Contribution:
             raise UsageError(f"cannot read the measured run {path}: {error}") from error
         return found
 
-    def write(self, folder: str | os.PathLike[str]) -> None:
+    def write(self, folder: StrPath) -> None:
         """Write it as `run.json` of a folder."""
         write_text(Path(folder) / RUN_FILE, [json.dumps(asdict(self), indent=1) + "\n"])
 

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from html import escape
 from operator import attrgetter
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import require_number
+from minitrain.files import StrPath
 from minitrain.machine.given_durations import CALIBRATED
 from minitrain.machine.price import accounts_of
 from minitrain.operations import PASSES, PRICE, RECV, STRIDE, UPDATE_ON_HOST, Event, MemoryChange, Outage
@@ -613,7 +613,7 @@ class Run(DeviceMemoryFigures, FiguresOfStep):
         """Return the run's figures, ready for JSON: times in s, sizes as their names say."""
         return summary_of(self)
 
-    def save(self, path: str | PathLike[str], *, every_rank: bool = True) -> None:
+    def save(self, path: StrPath, *, every_rank: bool = True) -> None:
         """Write the run to a file that `load_run` reads: see `minitrain.run.saved_runs` for the format.
 
         Args:
@@ -629,7 +629,7 @@ class Run(DeviceMemoryFigures, FiguresOfStep):
         drawn = above("figure").figure(self.drawn, self._view(), self.drawn_journals)
         return above("notebook").NotebookFigure(drawn, self._repr_html_)
 
-    def write_html(self, path: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
+    def write_html(self, path: StrPath, include_plotlyjs: bool | str = True) -> Path:
         """Write the timeline as one page that opens without internet, and return its path.
 
         Args:
@@ -640,7 +640,7 @@ class Run(DeviceMemoryFigures, FiguresOfStep):
         above("page").write_html(target, self.drawn, self._view(), include_plotlyjs, self.drawn_journals)
         return target
 
-    def write_chrome_trace(self, path: str | PathLike[str]) -> Path:
+    def write_chrome_trace(self, path: StrPath) -> Path:
         """Write the events as Chrome Trace Event JSON, for ui.perfetto.dev, and return the path."""
         target = Path(path)
         above("chrome trace").write_chrome_trace(target, self.timeline, self.bytes_per_element, self.memory_journals)
@@ -692,7 +692,7 @@ class Run(DeviceMemoryFigures, FiguresOfStep):
         return above("words").view_of(self)
 
 
-def load_run(path: str | PathLike[str]) -> Run:
+def load_run(path: StrPath) -> Run:
     """Read a run that `Run.save` wrote.
 
     Everything in the file is validated, in time and memory that are bounded by its size.

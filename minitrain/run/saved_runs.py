@@ -31,12 +31,11 @@ import json
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
-from os import PathLike
 from pathlib import Path
 from typing import Any, TextIO
 
 from minitrain.errors import UsageError
-from minitrain.files import json_object, shown, size_of, write_text
+from minitrain.files import StrPath, json_object, shown, size_of, write_text
 from minitrain.machine.config import label_of
 from minitrain.operations import COLLECTIVES, COMM, COMPUTE, EVENT_TYPES, Event, MemoryChange
 from minitrain.operations.collectives import TRANSFERS
@@ -78,7 +77,7 @@ _LONGEST_LINE = 2**27  # characters, enough for a journal of six million changes
 _MOST_UNPACKED, _UNPACKED_A_BYTE = 2**24, 32  # logs shrink to about a seventh when they are compressed
 
 
-def save_run(run: Any, path: str | PathLike[str], repeated: Sequence[Repeated] = ()) -> None:
+def save_run(run: Any, path: StrPath, repeated: Sequence[Repeated] = ()) -> None:
     """Write a run to a file, whole or not at all.
 
     Args:
@@ -155,7 +154,7 @@ def _shared_ranges(numbers: Iterable[int], known: _Ranges) -> list[list[int]]:
     return found[1]
 
 
-def read_run(path: str | PathLike[str]) -> dict[str, Any]:
+def read_run(path: StrPath) -> dict[str, Any]:
     """Return what a file holds that `save_run` wrote: the parameters of a `Run`.
 
     Everything in the file is validated, in time and memory that are bounded by its size.

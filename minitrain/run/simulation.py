@@ -37,7 +37,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from html import escape
-from os import PathLike
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
@@ -47,6 +46,7 @@ from minitrain.engine.model import Model, watched
 from minitrain.engine.observers import Executor, Observer, together
 from minitrain.engine.semantics import require_handed_on
 from minitrain.errors import HardwareConfigError, UsageError, reason_of, require_count
+from minitrain.files import StrPath
 from minitrain.machine.predictor import network_of
 from minitrain.operations import TIME, UNITS_PER_ELEMENT
 from minitrain.run.above import above
@@ -377,7 +377,7 @@ class SweepKeywords(StepKeywords):
     """Those of `sweep`; all are described there."""
 
     jobs: int | None = None
-    results: str | PathLike[str] | None = None
+    results: StrPath | None = None
     progress: Callable[[int, int | None], None] | None = None
     time_limit_s: float | None = None
 
@@ -686,7 +686,7 @@ class Comparison:
         """Return a Plotly figure: the successful runs, above one another on one time axis."""
         return above("notebook").NotebookFigure(above("words").draw_comparison(self), self._repr_html_)
 
-    def write_html(self, path: str | PathLike[str]) -> Path:
+    def write_html(self, path: StrPath) -> Path:
         """Write table and figure as one page that opens without internet, and return its path."""
         page: Path = above("words").write_comparison_page(self, path)
         return page

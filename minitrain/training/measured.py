@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from minitrain.errors import UsageError
-from minitrain.files import write_bytes
+from minitrain.files import StrPath, write_bytes
 from minitrain.machine.price import Account, Price
 from minitrain.operations import COLLECTIVES, LAUNCHED, PRICE, RECV, SEND, STRIDE, TIME, WAITED_FOR, EventLog
 from minitrain.run.analysis.labels import duration
@@ -125,7 +125,7 @@ class MeasuredRun(Run):
         given: dict[str, Any] = {name: [getattr(self, name)[place] for place in at] for name in ("losses", "seconds")}
         return replace(self, **given, first_step=chosen[0], **self.recorded.fields_of(chosen))
 
-    def contribute(self, folder: str | os.PathLike[str]) -> Path:
+    def contribute(self, folder: StrPath) -> Path:
         """Write a folder by which others can check the prediction: see `minitrain.run.contributions`.
 
         Args:

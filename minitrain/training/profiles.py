@@ -20,7 +20,6 @@ clocks of ranks are aligned by the ends of their collectives, which all members 
 
 from __future__ import annotations
 
-import os
 import re
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -31,6 +30,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from minitrain.errors import UsageError
+from minitrain.files import StrPath
 from minitrain.machine.profiler_traces import (
     EMBEDDING,
     FSDP_RANGES,
@@ -167,7 +167,7 @@ def _of_another_program(matches: Sequence[Match]) -> str:
 
 
 def read_profiles(
-    predicted: Run, traces: Sequence[str | os.PathLike[str]], *, marks: Marks | None = None, step: int | None = None
+    predicted: Run, traces: Sequence[StrPath], *, marks: Marks | None = None, step: int | None = None
 ) -> Profiled:
     """Read traces of torch's profiler as a measured run of the program that was predicted.
 
@@ -253,7 +253,7 @@ class _Opened:
         num_layers: of the predicted run: embedding and head are layers where it counts them.
     """
 
-    def __init__(self, path: str | os.PathLike[str], place: int, marks: Marks | None, num_layers: int) -> None:
+    def __init__(self, path: StrPath, place: int, marks: Marks | None, num_layers: int) -> None:
         self.source = Path(path).name
         data = read_trace(Path(path), self.source)
         try:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError, require_count, require_installed, require_number
-from minitrain.files import write_text
+from minitrain.files import StrPath, write_text
 from minitrain.run.parameters import split_keywords
 from minitrain.run.rank_tasks import declared_by
 from minitrain.run.result import Run
@@ -59,7 +59,7 @@ def train(
     dtype: str = "float32",
     compile: bool = False,
     numerics: Problem | TransformerProblem | str | None = None,
-    checkpoints: str | os.PathLike[str] | None = None,
+    checkpoints: StrPath | None = None,
     checkpoint_every: int = 10,
     patience: float = 5.0,
     force: bool = False,
@@ -291,7 +291,7 @@ class LossCurves:
         )
         return drawn
 
-    def write_html(self, path: str | os.PathLike[str]) -> Path:
+    def write_html(self, path: StrPath) -> Path:
         """Write the figure as a page of its own, and return its path."""
         return write_text(Path(path), [self.figure().to_html(include_plotlyjs=True, full_html=True)])
 

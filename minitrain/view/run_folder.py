@@ -15,14 +15,13 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, count, takewhile
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from minitrain.errors import text_of
-from minitrain.files import TemporaryFolder
+from minitrain.files import StrPath, TemporaryFolder
 from minitrain.run.analysis.labels import GIB, duration, size
 from minitrain.run.analysis.timeline import Timeline, as_timeline
 from minitrain.run.figures import TABLES, FiguresOf
@@ -242,9 +241,7 @@ def title_of(comparison: Comparison) -> str:
     return conditions(replace(runs[0], priced_by=f"what each strategy stands for ({each})"))
 
 
-def write_comparison_page(
-    comparison: Comparison, path: str | PathLike[str], links: Mapping[str, str] | None = None
-) -> Path:
+def write_comparison_page(comparison: Comparison, path: StrPath, links: Mapping[str, str] | None = None) -> Path:
     """Write a page of all runs; names with a link lead to the run's own page."""
     runs = comparison.succeeded
     return write_compare_html(
@@ -268,7 +265,7 @@ def folder_name(name: str) -> str:
 
 
 def write_run(
-    run: Run, parent: str | PathLike[str], name: str | None = None, *, page_alone: bool = False, all_ranks: bool = True
+    run: Run, parent: StrPath, name: str | None = None, *, page_alone: bool = False, all_ranks: bool = True
 ) -> Path:
     """Write a run's page, Chrome trace and log into a folder named after its strategy.
 
@@ -331,7 +328,7 @@ def _unused(name: str, taken: Collection[str]) -> str:
 
 
 def write_comparison(
-    comparison: Comparison, parent: str | PathLike[str], *, pages_alone: bool = False, all_ranks: bool = True
+    comparison: Comparison, parent: StrPath, *, pages_alone: bool = False, all_ranks: bool = True
 ) -> Sequence[Path]:
     """Write every run that succeeded, and a page that compares them and links to theirs.
 

@@ -30,13 +30,13 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minitrain.errors import UsageError
+from minitrain.files import StrPath
 from minitrain.operations import COMM, HOST_MOVES
 from minitrain.run.analysis.labels import duration
 from minitrain.run.analysis.moments import NEAR, Case, Moments, Way
@@ -229,7 +229,7 @@ class Gap:
 
         return parts_table(self)
 
-    def write_html(self, path: str | PathLike[str]) -> Path:
+    def write_html(self, path: StrPath) -> Path:
         """Write words, table and both runs on one time axis as a page that needs no internet, and return its path."""
         from minitrain.whatif.figure import write_diff_page  # noqa: PLC0415  (plotly only when somebody looks)
 

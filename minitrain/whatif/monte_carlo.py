@@ -27,13 +27,13 @@ import html
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
-from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from minitrain.errors import UsageError, is_number, require_count
+from minitrain.files import StrPath
 from minitrain.machine.config import numbers_of, rule_of, varied_configs
 from minitrain.machine.config_format import SHARE, WHOLE
 from minitrain.machine.given_durations import FixedPredictor
@@ -603,7 +603,7 @@ class MonteCarlo:
 
         return figure(self)
 
-    def write_html(self, path: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
+    def write_html(self, path: StrPath, include_plotlyjs: bool | str = True) -> Path:
         """Write one page that opens without internet: the recorded run, and below it the distribution.
 
         Args:

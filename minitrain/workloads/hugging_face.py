@@ -23,7 +23,6 @@ Source: `configuration_*.py` and `modeling_*.py` of transformers 4.57 and 5.24, 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -31,7 +30,7 @@ from types import MappingProxyType
 from typing import Any
 
 from minitrain.errors import UsageError, closest, is_count, is_number, refuse, shown
-from minitrain.files import read_json
+from minitrain.files import StrPath, read_json
 from minitrain.workloads.architecture import Lora
 from minitrain.workloads.mixers import LatentAttention, LinearAttention
 
@@ -562,7 +561,7 @@ USUAL_SEQ_LEN = 8192
 """Tokens of a sample where nobody says how many: those of most of the pre-training of Llama 3 and its like."""
 
 
-def fields_of(source: str | os.PathLike[str] | Mapping[str, Any], ignore: Sequence[str] = ()) -> Fields:
+def fields_of(source: StrPath | Mapping[str, Any], ignore: Sequence[str] = ()) -> Fields:
     """Return the fields of a `Transformer` that a config describes.
 
     Args:
@@ -611,7 +610,7 @@ def _name(config: Mapping[str, Any], family: str) -> str:
     return name.rstrip("/").rpartition("/")[2] if isinstance(name, str) else family
 
 
-def loaded(source: str | os.PathLike[str], name: str = "config.json") -> tuple[str, Mapping[str, Any]]:
+def loaded(source: StrPath, name: str = "config.json") -> tuple[str, Mapping[str, Any]]:
     """Return a file's path as text and the JSON object that it holds."""
     try:
         path = Path(source)
@@ -639,7 +638,7 @@ _NOTHING_ELSE: Mapping[str, Sequence[Any]] = _TABLES["nothing_else"]
 """What may be there and must not say anything else: all else trains more, or other weights in other layers."""
 
 
-def read_lora(source: str | os.PathLike[str] | Mapping[str, Any]) -> Lora:
+def read_lora(source: StrPath | Mapping[str, Any]) -> Lora:
     """Return the adapters that a config of PEFT describes.
 
     Args:

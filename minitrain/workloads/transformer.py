@@ -38,6 +38,7 @@ from types import MappingProxyType
 from typing import Any
 
 from minitrain.errors import UsageError, closest, count_fault, refuse, shown
+from minitrain.files import StrPath
 from minitrain.workloads.architecture import Architecture, Lora
 from minitrain.workloads.linear_attention import linear_unit
 from minitrain.workloads.mixers import LatentAttention
@@ -127,7 +128,7 @@ class Transformer(Architecture):
 
     @classmethod
     def from_hf(
-        cls, config: str | os.PathLike[str] | Mapping[str, Any], /, *, ignore: Sequence[str] = (), **changes: Any
+        cls, config: StrPath | Mapping[str, Any], /, *, ignore: Sequence[str] = (), **changes: Any
     ) -> Transformer:
         """Read a config of Hugging Face's transformers.
 
@@ -250,7 +251,7 @@ def models() -> dict[str, Transformer]:
     return dict(_shipped())
 
 
-def find_model(model: str | os.PathLike[str] | Transformer) -> Transformer:
+def find_model(model: StrPath | Transformer) -> Transformer:
     """Return a model by its name, from a Hugging Face config, or as it is.
 
     Args:

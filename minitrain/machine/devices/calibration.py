@@ -38,7 +38,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from minitrain.errors import UsageError, require_count, require_installed
-from minitrain.files import read_json, write_text
+from minitrain.files import StrPath, read_json, write_text
 from minitrain.machine.config import is_shipped, parse, read_file
 from minitrain.machine.devices.operations import is_number
 from minitrain.operations.collectives import RING_ROWS
@@ -454,7 +454,7 @@ def limit_of(rung: str) -> Limit:
 def calibrate(
     backend: str | Backend = "jax",
     *,
-    notes: str | os.PathLike[str] | None = None,
+    notes: StrPath | None = None,
     progress: Progress | None = None,
     num_samples: int = 7,
     largest: float = 1.0,

@@ -7,10 +7,10 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from itertools import count
-from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal
 
 from minitrain.errors import OutOfMemoryError, UsageError, choice_fault, closest, is_number, refuse
+from minitrain.files import StrPath
 from minitrain.machine.platform.fair_sharing import Algorithm, FairSharing, Flow, Slowed, Transfers, op_of, steps_of
 from minitrain.machine.platform.links import Lane, Routes, require_known, share_used
 from minitrain.machine.platform.profile import (
@@ -198,9 +198,9 @@ class VirtualHardwarePlatform:
 
     def initialize(
         self,
-        profile: HardwareResourceProfile | Mapping[str, Any] | str | PathLike[str],
+        profile: HardwareResourceProfile | Mapping[str, Any] | StrPath,
         simpy_env: Environment | None = None,
-        model_chars_db: Mapping[str, Any] | str | PathLike[str] | None = None,
+        model_chars_db: Mapping[str, Any] | StrPath | None = None,
     ) -> VirtualHardwarePlatform:
         """Set the platform up.
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, fields, replace
 from math import ceil, fsum
-from os import PathLike, fspath
+from os import fspath
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
 from minitrain.errors import UsageError, choice_fault, closest, is_count, is_number, refuse, shown
-from minitrain.files import require_plain
+from minitrain.files import StrPath, require_plain
 from minitrain.machine.config import SystemConfig, load_config, parse, read_file
 from minitrain.machine.config_format import ReadOnly
 from minitrain.machine.platform.links import GIGA, ClusterLinks, VirtualNetworkLink, links_of, require_known
@@ -59,7 +59,7 @@ DATABASE = "configs/model_params.json"
 _SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float8": "fp8"}
 
 
-def object_of(source: Mapping[str, Any] | str | PathLike[str], rule: str, key: str | None = None) -> Mapping[str, Any]:
+def object_of(source: Mapping[str, Any] | StrPath, rule: str, key: str | None = None) -> Mapping[str, Any]:
     """Return the object that a YAML or JSON file holds, or that is given; the one under `key`, if there is one.
 
     Raises:
@@ -217,7 +217,7 @@ class HardwareResourceProfile:
         return load_config({"name": "platform", KEY: {"compute_devices": devices, "network_links": links}})
 
     @classmethod
-    def read(cls, source: str | PathLike[str] | Mapping[str, Any]) -> HardwareResourceProfile:
+    def read(cls, source: StrPath | Mapping[str, Any]) -> HardwareResourceProfile:
         """Return the profile of a YAML or JSON file, or of its content.
 
         Args:
@@ -405,7 +405,7 @@ class ModelCharacteristics:
         return replace(whole, layers=layers, occupied_bytes=ceil(self.memory_bytes))
 
 
-def read_models(source: Mapping[str, Any] | str | PathLike[str] | None) -> Mapping[str, ModelCharacteristics]:
+def read_models(source: Mapping[str, Any] | StrPath | None) -> Mapping[str, ModelCharacteristics]:
     """Return the models of a JSON file or of its content by name; transformers that minitrain knows if None.
 
     Raises:

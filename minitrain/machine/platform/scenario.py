@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from os import PathLike
 from random import Random
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ from minitrain.errors import (
     refuse,
     shown,
 )
+from minitrain.files import StrPath
 from minitrain.machine.platform.links import require_known
 from minitrain.machine.platform.platform import Steps, VirtualHardwarePlatform
 from minitrain.machine.platform.profile import (
@@ -99,7 +99,7 @@ class Scenario:
     failures: list[TaskFailure] = field(default_factory=list)
 
     @classmethod
-    def read(cls, source: str | PathLike[str] | Mapping[str, Any], level_of_detail: Any = None) -> Scenario:
+    def read(cls, source: StrPath | Mapping[str, Any], level_of_detail: Any = None) -> Scenario:
         """Return the scenario of a YAML or JSON file, or of its content.
 
         Args:

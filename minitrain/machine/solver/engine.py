@@ -24,6 +24,7 @@ from numbers import Integral
 from typing import Any
 
 from minitrain.errors import UsageError
+from minitrain.files import StrPath
 from minitrain.machine import SystemConfig, load_config, shipped_configs
 from minitrain.machine.solver.constants import ureg
 from minitrain.machine.solver.formulas import calc_bottleneck
@@ -350,8 +351,8 @@ def _inference_ms(profile: PerformanceProfile, case: Case) -> float:
 
 
 def solve(
-    model: str | os.PathLike[str] | ModelSpec | Transformer | Sequence[Any],
-    system: str | os.PathLike[str] | SystemArchetype | Hardware | SystemConfig | Sequence[Any],
+    model: StrPath | ModelSpec | Transformer | Sequence[Any],
+    system: StrPath | SystemArchetype | Hardware | SystemConfig | Sequence[Any],
     *,
     batch_size: int | Iterable[int] = 1,
     precision: str | Iterable[str] = "fp16",

@@ -26,7 +26,6 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, NotRequired
 
@@ -34,7 +33,7 @@ from typing_extensions import TypedDict
 
 from minitrain.engine.semantics import Shares
 from minitrain.errors import MinitrainError, UsageError, require_count
-from minitrain.files import read_json, write_text
+from minitrain.files import StrPath, read_json, write_text
 from minitrain.machine import load_config
 from minitrain.machine.cluster import Cluster
 from minitrain.machine.device_groups import require_positive
@@ -164,11 +163,11 @@ class Plan:
             "num_considered": len(self.verdicts),
         }
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: StrPath) -> None:
         """Write the plan as JSON, for `saved_plan` with the same cluster and step."""
         write_text(Path(path), [json.dumps({"format": "minitrain-plan", **self.summary()}, indent=2), "\n"])
 
-    def write_html(self, path: str | PathLike[str], include_plotlyjs: bool | str = True) -> Path:
+    def write_html(self, path: StrPath, include_plotlyjs: bool | str = True) -> Path:
         """Write the page of the simulated step; see `Run.write_html`."""
         return self.simulate(fold=False).write_html(path, include_plotlyjs)
 
@@ -218,7 +217,7 @@ class Plan:
         return f"<pre>{html.escape(self.explain())}</pre>"
 
 
-def saved_plan(path: str | PathLike[str], cluster: Cluster, precisions: Any = None, **step: Any) -> Run:
+def saved_plan(path: StrPath, cluster: Cluster, precisions: Any = None, **step: Any) -> Run:
     """Simulate a plan that `Plan.save` wrote.
 
     Args:
@@ -244,7 +243,7 @@ def saved_plan(path: str | PathLike[str], cluster: Cluster, precisions: Any = No
     )
 
 
-def _read(path: str | PathLike[str]) -> _PlanFile:
+def _read(path: StrPath) -> _PlanFile:
     """Return what a file says of a plan."""
     try:
         plan: _PlanFile = read_json(Path(path), _PlanFile, what="plan")

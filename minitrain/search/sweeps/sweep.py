@@ -28,13 +28,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import KW_ONLY, dataclass
 from functools import cache, cached_property
 from html import escape
-from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 from zlib import crc32
 
 from minitrain.errors import NO_MEMORY, UsageError, require_count
-from minitrain.files import replacing
+from minitrain.files import StrPath, replacing
 from minitrain.plain_text import spreadsheet_cell
 from minitrain.run.figures import data_frame
 from minitrain.run.parameters import DEFAULTS, EXCLUSIONS, PRICE_ONLY
@@ -366,7 +365,7 @@ def sweep(
     executor: Workers = None,
     *,
     jobs: int | None = None,
-    results: str | PathLike[str] | None = None,
+    results: StrPath | None = None,
     progress: Callable[[int, int | None], None] | None = None,
     time_limit_s: float | None = None,
     **parameters: Any,
@@ -512,7 +511,7 @@ class Sweep:
         """Return the keys of all configurations in the order of the grid."""
         return sorted(self._order, key=self._places.__getitem__)
 
-    def write_csv(self, path: str | PathLike[str]) -> Path:
+    def write_csv(self, path: StrPath) -> Path:
         """Write all rows as a table, and return its path.
 
         Raises:
@@ -531,7 +530,7 @@ class Sweep:
             writer.writerows({name: spreadsheet_cell(value) for name, value in row.items()} for row in rows)
         return table
 
-    def write_html(self, path: str | PathLike[str], pictures: int = 10) -> Path:
+    def write_html(self, path: StrPath, pictures: int = 10) -> Path:
         """Write all rows as one page that opens without internet, and return its path.
 
         It has a table to sort, a scatter plot and parallel coordinates; a click shows a row's figures and its picture.

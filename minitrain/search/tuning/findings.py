@@ -8,7 +8,6 @@ option for is written as a comment, or refused.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 from minitrain.errors import UsageError, require_count
-from minitrain.files import read_json, shown
+from minitrain.files import StrPath, read_json, shown
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.facts import remark_on, sureness_of, trained_model_of
 from minitrain.run.parameters import command_of
@@ -427,7 +426,7 @@ def _tier(machine: Any, size: int) -> int:
     return min((place for place, tier in enumerate(tiers) if tier >= size), key=lambda place: tiers[place])
 
 
-def of_calculon(execution: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Any]:
+def of_calculon(execution: StrPath | Mapping[str, Any]) -> dict[str, Any]:
     """Return what `simulate("megatron", ...)` takes for an execution of Calculon.
 
     Args:

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib import import_module
-from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from minitrain.errors import UsageError, require_count, require_number
+from minitrain.files import StrPath
 from minitrain.run.figures import data_frame
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.strategy_loading import Strategy, choose_strategy, did_you_mean, options_of, takes_option
@@ -55,7 +55,7 @@ class Tuning(Findings):
         """
         return data_frame(self.rows)
 
-    def write_html(self, path: str | PathLike[str], pictures: int = 10) -> Path:
+    def write_html(self, path: StrPath, pictures: int = 10) -> Path:
         """Write a page that opens without internet: parallel coordinates, the front, and any layout at a click.
 
         Args:
@@ -180,7 +180,7 @@ def tune(
     budget_s: float | None = None,
     executor: Workers = None,
     jobs: int | None = None,
-    results: str | PathLike[str] | None = None,
+    results: StrPath | None = None,
     progress: Callable[[int, int, Row | None], None] | None = None,
     time_limit_s: float | None = None,
     words: str | None = None,

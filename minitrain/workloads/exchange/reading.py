@@ -5,7 +5,6 @@ Writing recipes in the words of other tools, and asking before whether they have
 
 from __future__ import annotations
 
-import os
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 import yaml
 
 from minitrain.errors import UsageError
-from minitrain.files import parse_json, read_text
+from minitrain.files import StrPath, parse_json, read_text
 from minitrain.workloads.exchange import deepspeed, megatron_bridge, megatron_core, megatron_lm, torchtitan
 from minitrain.workloads.exchange.megatron_lm import words_of
 from minitrain.workloads.exchange.recipe import Recipe
@@ -28,7 +27,7 @@ _KNOWN = (
 )
 
 
-def read_recipe(source: str | os.PathLike[str], /, *, ignore: Sequence[str] = ()) -> Recipe:
+def read_recipe(source: StrPath, /, *, ignore: Sequence[str] = ()) -> Recipe:
     """Read what another tool is told to train: on how many ranks, and in which layout.
 
     What it returns has the keywords of `simulate`::
@@ -54,7 +53,7 @@ def read_recipe(source: str | os.PathLike[str], /, *, ignore: Sequence[str] = ()
     raise UsageError(f"{name} must hold {_KNOWN}; nothing in it is a word of one of these")
 
 
-def _text_of(source: str | os.PathLike[str]) -> tuple[str, str]:
+def _text_of(source: StrPath) -> tuple[str, str]:
     """Return what a file holds, and what to call the model."""
     if isinstance(source, str) and ("\n" in source or source.lstrip().startswith("--")):
         return source, "custom"
