@@ -99,8 +99,9 @@ class PreparedRun:
 
     def enter(self, model: Model) -> None:
         """Tell a rank what its strategy means to compute, and let it begin a step of a longer run."""
-        declared, options = declared_by(self.function, self.options)
+        declared: DeclaredLocalSteps | None = getattr(unwrapped(self.function), "semantics", None)
         if declared is not None:
+            _, options = declared_by(self.function, self.options)
             sizes = self.parameters.world_size, self.parameters.global_batch_size, model._num_layers
             model._semantics = declared.of(self.name, options, *sizes)
             ema = getattr(getattr(model._runtime_predictor.workload, "model", None), "ema", None)
