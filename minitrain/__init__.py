@@ -109,6 +109,7 @@ if TYPE_CHECKING:  # the public names and where they are: `_homes` reads this bl
     from minitrain.workloads.hugging_face import read_lora as read_lora
     from minitrain.workloads.mixers import LatentAttention as LatentAttention
     from minitrain.workloads.mixers import LinearAttention as LinearAttention
+    from minitrain.workloads.mixers import SparseAttention as SparseAttention
     from minitrain.workloads.transformer import Transformer as Transformer
     from minitrain.workloads.transformer import models as models
 

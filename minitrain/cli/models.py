@@ -142,7 +142,8 @@ def _more_of_attention(model: Transformer) -> list[str]:
     norms = {"none": "", "head": "norms of queries and keys", "whole": "norms of all queries and all keys"}
     caps = f"scores capped at {model.score_cap:g}" if model.score_cap else ""
     linear = model.linear and f"in {len(model.linear_layers)} layers {model.linear.rule} instead"
-    others = ("a gate" if model.output_gate else "", "sinks" if model.sinks else "", caps, linear)
+    sparse = model.sparse and f"of {model.sparse.top_k} keys that an indexer chooses"
+    others = (sparse, "a gate" if model.output_gate else "", "sinks" if model.sinks else "", caps, linear)
     return [text for text in (norms[model.qk_norm], *others) if text]
 
 

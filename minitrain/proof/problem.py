@@ -195,6 +195,7 @@ _NOT_COMPUTED = {
     "gate_clamp": (None, "clamped gates are"),
     "chunked_windows": (False, "windows side by side are"),
     "output_gate": (False, "gates of attention are"),
+    "sparse": (None, "sparse attentions are"),
     "linear": (None, "linear attentions are"),
     "shared_gate": (False, "gates of shared experts are"),
     "prediction_layers": (0, "layers that predict further tokens are"),

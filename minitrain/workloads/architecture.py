@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, final
 
 from minitrain.errors import choice_fault, closest, count_fault, is_count, is_number, refuse, shown
 from minitrain.workloads.documents import Documents
-from minitrain.workloads.mixers import LatentAttention, LinearAttention
+from minitrain.workloads.mixers import LatentAttention, LinearAttention, SparseAttention
 
 ADAPTED = ("query", "key", "value", "query_up", "kv_up", "output", "gate", "up", "down")
 """The matrices that can have adapters: those of attention and dense MLPs that tensor parallelism divides."""
@@ -200,7 +200,8 @@ _FLAGS = (*_FOLLOWING_FLAGS, "router_bias", "shared_gate", "sinks", "chunked_win
 _LAYERS = ("moe_layers", "window_layers", "linear_layers")
 _CAPS = ("score_cap", "logit_cap", "gate_clamp")
 _FOLLOWING = {*_FOLLOWING_COUNTS, *_FOLLOWING_FLAGS, *_LAYERS, "positions", "attention_dropout"}
-_MAY_BE_NONE = frozenset(_FOLLOWING | {"window", "latent", "linear", *_CAPS, "max_seq_len", "lora", "documents", "ema"})
+_MIXERS = ("latent", "linear", "sparse")
+_MAY_BE_NONE = frozenset(_FOLLOWING | {"window", *_MIXERS, *_CAPS, "max_seq_len", "lora", "documents", "ema"})
 GATED = ("swiglu", "geglu")
 """The MLPs with three matrices."""
 _CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -306,6 +307,7 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
     "taken_as": (_TEXTS,),
     "latent": (_of(LatentAttention, "kv_rank=512, ..."),),
     "linear": (_of(LinearAttention, 'rule="mamba2", ...'),),
+    "sparse": (_of(SparseAttention, "num_heads=64, ..."),),
     "lora": (
         _Form(lambda value: isinstance(value, Lora) or is_count(value), "a Lora, or its rank", "mt.Lora(rank=16)"),
     ),
@@ -506,6 +508,16 @@ def _linear_layers_exist(f: Fields) -> str | None:
     return _layers_exist("linear_layers", f)
 
 
+def _sparse_attention_has_latents(f: Fields) -> str | None:
+    if f["sparse"] is None:
+        return None
+    if f["latent"] is None or f["latent"].query_rank is None:
+        return "sparse must not be given without latents of queries, of which its indexer is made; give latent"
+    wrong = [name for name in ("window", "documents") if f[name] is not None]
+    wrong += ["attention"] if f["attention"] != "flash" else []
+    return f"{', '.join(wrong)} must be left out with sparse attention, which chooses keys" if wrong else None
+
+
 def _a_gate_is_of_usual_attention(f: Fields) -> str | None:
     if not f["output_gate"] or f["latent"] is None:
         return None
@@ -563,6 +575,7 @@ _RULES: Sequence[tuple[tuple[str, ...], Callable[[Fields], str | None]]] = (
     (("window", "window_layers", "num_layers"), _window_layers_exist),
     (("chunked_windows", "window", "documents"), _chunks_are_windows),
     (("linear", "linear_layers", "lora", "num_layers"), _linear_layers_exist),
+    (("sparse", "latent", "window", "documents", "attention"), _sparse_attention_has_latents),
     (("output_gate", "latent"), _a_gate_is_of_usual_attention),
     (("latent", "qk_norm"), _latent_has_its_own_norms),
     (("gate_clamp", "mlp"), _a_clamp_has_a_gate),
@@ -627,6 +640,7 @@ class Architecture:
         logit_cap: the same for the logits of the head.
         gate_clamp: bound of a gate and of what it multiplies, by kernels of their own (gpt-oss); None for none.
         latent: the sizes of multi-head latent attention; None for the usual projections.
+        sparse: the indexer that chooses the keys of a query of latent attention; None for all.
         output_gate: whether a sigmoid of the hidden state weighs what attention makes (Qwen 3-Next).
         linear: the linear attention of some layers; None for none.
         linear_layers: the transformer layers that have it instead of attention, from 0. Follows as all if there is one.
@@ -693,6 +707,7 @@ class Architecture:
     logit_cap: float | None = None
     gate_clamp: float | None = None
     latent: LatentAttention | None = None
+    sparse: SparseAttention | None = None
     output_gate: bool = False
     linear: LinearAttention | None = None
     linear_layers: Sequence[int] = None  # type: ignore[assignment]  # as those above; a tuple afterwards

@@ -32,7 +32,7 @@ from typing import Any
 from minitrain.errors import UsageError, closest, is_count, is_number, refuse, shown
 from minitrain.files import StrPath, read_json
 from minitrain.workloads.architecture import Lora
-from minitrain.workloads.mixers import LatentAttention, LinearAttention
+from minitrain.workloads.mixers import LatentAttention, LinearAttention, SparseAttention
 
 _ABSENT = object()
 
@@ -477,8 +477,9 @@ _ROWS: Mapping[str, Any] = _TABLES["families"]
 
 A row names what it is `like`, and what function reads the rest where that is another (`root`); keys that are
 `renamed`; the values that keys must have, the first where they are absent (`only`); keys of `factors`; arguments of
-`rotary`; the window's default, and of how many layers the last has none (`windows`); the sizes of a `linear` attention;
-and of `fields` a value, or the method of `ConfigReader` and the key that give it, with its further arguments.
+`rotary`; the window's default, and of how many layers the last has none (`windows`); the sizes of a `linear` attention
+or of a `sparse` one's indexer; and of `fields` a value, or the method of `ConfigReader` and the key that give it, with
+its further arguments.
 """
 
 
@@ -509,6 +510,11 @@ def _read(config: ConfigReader, family: str) -> Fields:
         default, every, *names = row["windows"]
         fields |= windows(config, fields, lambda layer: bool((layer + 1) % every), default, *names)
     fields |= {name: _one(config, how) for name, how in row.get("fields", {}).items()}
+    if "sparse" in row:
+        sizes = {name: config.count(*how) for name, how in row["sparse"].items()}
+        fields["sparse"] = None if config.faults else SparseAttention(**sizes)
+        config.kinds_of_layers("layer_types", "indexed_attention")
+        config.kinds_of_layers("indexer_types", "full")
     if "linear" in row:
         fields |= _linear(config, row["linear"])
     if fields.get("num_experts") == 0:

@@ -14,7 +14,8 @@ from math import prod
 from typing import Any, Literal, final
 
 from minitrain.tensors.compressed import Shapes
-from minitrain.workloads.shapes import Gemm, Work
+from minitrain.workloads.architecture import STATISTIC_BYTES
+from minitrain.workloads.shapes import AttentionCore, Gemm, Work
 from minitrain.workloads.workload import PassMode, cost_of_weight_pass, multiplications, traffic_of
 
 Operand = Literal["forward", "input_gradient", "weight_gradient"]
@@ -329,6 +330,22 @@ def one_hot_products(
     if not is_backward:
         return forward_matmul(dispatch, datatype), forward_matmul(combine, datatype)
     return *backward_matmuls(dispatch, datatype), *backward_matmuls(combine, datatype)
+
+
+def index_kernels(core: AttentionCore, work: Work, generation: str, *, is_backward: bool) -> Iterator[Kernel]:
+    """Yield an indexer's scores and the choice of keys by them; in backward the gradients of those that were chosen.
+
+    Scores are summed over heads before they are written, in single precision, and read to choose (`fp8_mqa_logits` of
+    github.com/deepseek-ai/DeepGEMM).
+    """
+    if not core.index_heads:
+        return
+    share = work.num_queries / work.seq_len
+    pairs = (core if is_backward else replace(core, window=None)).num_pairs(work.seq_len, causal=True) * share
+    sizes = (work.num_samples, work.num_queries, work.seq_len, core.index_heads, 1, core.index_dim, 0, pairs)
+    yield FlashAttention(*sizes, is_backward, generation)
+    if not is_backward:
+        yield MemoryPass("choice of keys", int(work.num_samples * pairs), 2 * STATISTIC_BYTES)
 
 
 _STEPS = 5

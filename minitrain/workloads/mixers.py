@@ -69,6 +69,34 @@ class LatentAttention:
         return (2 * self.rope_head_dim + made) / (2 * self.key_head_dim)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseAttention:
+    """Which keys a query of latent attention sees: those that an indexer scores highest (DeepSeek-V3.2, section 2.1).
+
+    The indexer has heads of queries, made of the latent of queries, one head of keys, and a weight of each head, both
+    made of the hidden state. It scores all earlier keys. The attention then works on the latents that all heads share:
+    the matrices that would make heads' keys and values of them are multiplied to queries and to what attention makes.
+
+    Args:
+        num_heads: the indexer's heads.
+        head_dim: size of a query and a key of it.
+        top_k: keys that a query sees at most.
+
+    Raises:
+        UsageError: a size is no integer of at least 1; all faults at once.
+    """
+
+    num_heads: int
+    head_dim: int
+    top_k: int
+
+    def __post_init__(self) -> None:
+        found = (count_fault(field.name, getattr(self, field.name), 1, f"{field.name}=64") for field in fields(self))
+        faults = [fault for fault in found if fault is not None]
+        if faults:
+            raise refuse("the sparse attention", faults)
+
+
 RULES = {"gated_delta": 2, "kimi_delta": 1, "mamba2": 1, "lightning": 0}
 """How a state decays and learns, and how many numbers of a token and head come of the hidden state for that: the gated
 delta rule (Yang et al. 2025), the same with a decay for each channel (Kimi Linear, 2025), Mamba-2 (Dao and Gu 2024),

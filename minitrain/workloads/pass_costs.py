@@ -126,6 +126,7 @@ def _forward(model: Architecture, unit: Unit, work: Work) -> Iterator[Demand]:
         yield gemm_demand(model, gemm, model.precision.parameter_bytes)
     if unit.core is not None:
         yield _core(model, unit.core, work)
+        yield _index(unit.core, work)
     if unit.scan is not None:
         yield _scan(model, unit.scan, work)
     yield hidden_state_demand(model, unit, work)
@@ -137,6 +138,7 @@ def _backward_input(model: Architecture, unit: Unit, work: Work) -> Iterator[Dem
     if unit.core is not None:
         forward = _core(model, unit.core, work)
         yield Demand(forward.flop * (FLASH_BACKWARD if unit.core.is_flash else 2), 2 * forward.num_bytes)
+        yield _index(unit.core, work, chosen=True).times(2)
     if unit.scan is not None:
         yield _scan(model, unit.scan, work).times(2)
     yield hidden_state_demand(model, unit, work).times(2)
@@ -163,6 +165,7 @@ def _again(model: Architecture, unit: Unit, work: Work, recompute: str) -> Itera
         yield gemm_demand(model, projection.gemm(work), model.precision.parameter_bytes)
     if unit.core is not None and unit.repeats_core(recompute):
         yield _core(model, unit.core, work)
+        yield _index(unit.core, work)
     if unit.scan is not None and unit.is_repeated(recompute):
         yield _scan(model, unit.scan, work)
     if unit.repeats_norm(recompute):
@@ -189,6 +192,14 @@ def _core(model: Architecture, core: AttentionCore, work: Work) -> Demand:
         return Demand(scores.flop + values.flop, element * (ends + 4 * scores.m * scores.n))
     share = core.num_pairs_of(work) / work.seq_len**2
     return Demand((scores.flop + values.flop) * share, element * ends)
+
+
+def _index(core: AttentionCore, work: Work, *, chosen: bool = False) -> Demand:
+    """Return the demand of an indexer: its products, and scores of all keys that are written and read."""
+    share = work.num_samples * work.num_queries / work.seq_len
+    pairs = 0 if chosen or not core.index_heads else replace(core, window=None).num_pairs(work.seq_len, causal=True)
+    flop = core.index_flop(work.seq_len, causal=True, chosen=chosen)
+    return Demand(flop * share, 2 * STATISTIC_BYTES * pairs * share)
 
 
 def _scan(model: Architecture, scan: LinearCore, work: Work) -> Demand:
@@ -286,6 +297,8 @@ def _attended(model: Architecture, unit: Unit, work: Work, context: Context | No
 
 def _seen(core: AttentionCore, work: Work, context: Context, shard_len: int) -> Sequence[tuple[int, int, float]]:
     """Return each shard of queries and of keys with pairs between them, and their number for one head and sample."""
+    if core.index_heads:
+        raise UsageError("sparse attention must have the whole sequence, of which a query's keys are chosen; use cp=1")
     if core.num_chunks(work.seq_len) > 1:
         raise UsageError(
             f"seq_len ({work.seq_len}) must be at most the window ({core.window}) where windows lie side by side and "

@@ -304,6 +304,8 @@ class AttentionCore:
         is_flash: whether scores are never stored (FlashAttention, Dao et al. 2022).
         window: keys that a query sees at most; None for all.
         is_chunked: whether windows lie side by side, and a query sees what comes before it in its own.
+        index_heads: heads of an indexer, which scores all keys for a query to choose those of its window; 0 for none.
+        index_dim: size of a query and key of the indexer.
     """
 
     num_heads: int
@@ -312,6 +314,13 @@ class AttentionCore:
     is_flash: bool
     window: int | None = None
     is_chunked: bool = False
+    index_heads: int = 0
+    index_dim: int = 0
+
+    def index_flop(self, seq_len: int, *, causal: bool, chosen: bool = False) -> int:
+        """Return the floating-point operations of one sequence's indexer, forward: of all keys, or of those chosen."""
+        seen = self if chosen else replace(self, window=None)
+        return 2 * self.index_heads * self.index_dim * seen.num_pairs(seq_len, causal=causal)
 
     def num_chunks(self, seq_len: int) -> int:
         """Return into how many sequences its windows cut one."""
@@ -357,7 +366,8 @@ class AttentionCore:
 
     def flop(self, seq_len: int, *, causal: bool) -> int:
         """Return the floating-point operations of one sequence, forward."""
-        return 2 * self.num_heads * (self.key_dim + self.value_dim) * self.num_pairs(seq_len, causal=causal)
+        attended = 2 * self.num_heads * (self.key_dim + self.value_dim) * self.num_pairs(seq_len, causal=causal)
+        return attended + self.index_flop(seq_len, causal=causal)
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,6 +184,9 @@ class Unit:
         forward = self.forward_flop(seq_len, causal=causal)
         if not self.has_backward:
             return forward
+        if self.core is not None and self.core.index_heads:  # keys that are not chosen have no gradient
+            every, chosen = (self.core.index_flop(seq_len, causal=causal, chosen=one) for one in (False, True))
+            return 3 * forward - 2 * (every - chosen)
         frozen = sum(projection.flop_per_token for projection in self.projections if not projection.is_trained)
         return 3 * forward - seq_len * frozen
 
@@ -298,9 +301,13 @@ def attention_unit(model: Architecture, layer: int) -> Unit:
     """Return the attention of a transformer layer."""
     latent = model.latent
     window = model.window if layer in model.window_layers else None
-    core = AttentionCore(
-        model.num_heads, model.head_dim, _value_dim(model), model.attention == "flash", window, model.chunked_windows
-    )
+    is_flash = model.attention == "flash"
+    core = AttentionCore(model.num_heads, model.head_dim, _value_dim(model), is_flash, window, model.chunked_windows)
+    if (sparse := model.sparse) is not None and latent is not None:
+        sizes = latent.kv_rank + latent.rope_head_dim, latent.kv_rank
+        core = AttentionCore(
+            model.num_heads, *sizes, is_flash, sparse.top_k, index_heads=sparse.num_heads, index_dim=sparse.head_dim
+        )
     return Unit(
         kind="attention",
         layer=layer,
@@ -308,12 +315,14 @@ def attention_unit(model: Architecture, layer: int) -> Unit:
         weights=(
             *unit_norms(model),
             *(_usual_weights(model) if latent is None else _latent_weights(model, latent)),
+            *_index_weights(model),
             *_qk_norm_weights(model),
             *([WeightShape("sinks", (model.num_heads,), _heads(model))] if model.sinks else []),
             *_output_weights(model),
         ),
         projections=(
             *(_usual_projections(model) if latent is None else _latent_projections(model, latent)),
+            *(replace(each, cut=Cut("index heads", 1, is_copied=True)) for each in _index_projections(model)),
             _output(model),
         ),
         every_other=tuple(_every_other(model)),
@@ -377,6 +386,22 @@ def _latent_weights(model: Architecture, latent: LatentAttention) -> Iterator[We
     yield WeightShape("kv_up", (latent.kv_rank, _kv_up_size(model, latent)), heads, 1)
 
 
+def _index_projections(model: Architecture) -> Iterator[Projection]:
+    """Yield the multiplications of an indexer, which every rank does for all of its heads."""
+    if (sparse := model.sparse) is not None and model.latent is not None and model.latent.query_rank is not None:
+        yield Projection("index_query", model.latent.query_rank, sparse.num_heads * sparse.head_dim)
+        yield Projection("index_key", model.hidden_size, sparse.head_dim)
+        yield Projection("index_weights", model.hidden_size, sparse.num_heads)
+
+
+def _index_weights(model: Architecture) -> Iterator[WeightShape]:
+    """Yield the weights of an indexer, whose keys have a layernorm."""
+    yield from (WeightShape(each.name, (each.k, each.n)) for each in _index_projections(model))
+    if model.sparse is not None:
+        yield WeightShape("index_norm.weight", (model.sparse.head_dim,), is_norm=True)
+        yield WeightShape("index_norm.bias", (model.sparse.head_dim,), is_norm=True)
+
+
 def _kv_up_size(model: Architecture, latent: LatentAttention) -> int:
     """Return the size of all heads' values and of their keys without the shared rotary part."""
     return model.num_heads * (latent.nope_head_dim + latent.value_head_dim)
@@ -438,6 +463,16 @@ def _saved_before_core(model: Architecture) -> Iterator[SavedTensor]:
     if model.qk_norm != "none":
         yield SavedTensor("queries' norm input", model.num_heads * model.head_dim, element, _heads(model), up)
         yield SavedTensor("keys' norm input", model.num_kv_heads * model.head_dim, element, _kv_heads(model), up)
+    if (sparse := model.sparse) is not None and latent is not None:
+        size = latent.kv_rank + latent.rope_head_dim
+        yield SavedTensor("queries of latents", model.num_heads * size, element, _heads(model), up)
+        yield SavedTensor("queries", model.num_heads * model.head_dim, element, _heads(model), up)
+        yield SavedTensor("keys", size, element, Cut("index heads", 1, is_copied=True), up)
+        index = (sparse.num_heads + 1) * sparse.head_dim + sparse.num_heads
+        yield SavedTensor("indexer", index, element, Cut("index heads", 1, is_copied=True), up)
+        chosen = Cut("index heads", 1, is_copied=True)  # their places, and their scores for the indexer's loss
+        yield SavedTensor("chosen keys", 2 * sparse.top_k, STATISTIC_BYTES, chosen, (_ALL, "flash_attn", "context"))
+        return
     yield SavedTensor("queries", model.num_heads * model.head_dim, element, _heads(model), up)
     yield SavedTensor("keys", model.num_kv_heads * model.head_dim, element, _kv_heads(model), every_other)
     yield SavedTensor("values", model.num_kv_heads * _value_dim(model), element, _kv_heads(model), up)
@@ -474,10 +509,11 @@ def _saved_after_core(model: Architecture) -> Iterator[SavedTensor]:
     Flash attention needs its output in 16 bits. A projection in eight bits, or of gated outputs, keeps its own input.
     """
     size, sizes = model.num_heads * _value_dim(model), model.precision
-    in_eight = sizes.saved_bytes != sizes.activation_bytes or model.output_gate
+    in_eight = sizes.saved_bytes != sizes.activation_bytes or model.output_gate or model.sparse is not None
     if in_eight and model.attention == "flash":
         in_core = (_ALL, "flash_attn", "context")
-        yield SavedTensor("attention output", size, sizes.activation_bytes, _heads(model), in_core)
+        of_latents = size if model.sparse is None or model.latent is None else model.num_heads * model.latent.kv_rank
+        yield SavedTensor("attention output", of_latents, sizes.activation_bytes, _heads(model), in_core)
     own = () if model.attention == "flash" and not in_eight else ("output",)
     again = (_ALL, "context", "op") if in_eight else (_ALL, "context")
     yield SavedTensor("output projection input", size, sizes.saved_bytes, _heads(model), again, needed_for=own)

@@ -79,6 +79,7 @@ from minitrain.workloads.kernels import (
     copied_parts,
     copied_unit,
     forward_matmul,
+    index_kernels,
     newton_schulz,
     one_hot_products,
 )
@@ -494,6 +495,7 @@ class _Lister:
         core, work = self.unit.core, self.work
         assert core is not None  # asked by the callers
         if core.is_flash:
+            yield from index_kernels(core, work, self.style.attention, is_backward=is_backward)
             yield from self._flash(is_backward=is_backward).with_casts(self.model.precision.scaling, self.style.eager)
             return
         for gemm in core.gemms(work):
@@ -579,12 +581,13 @@ class _Lister:
         core, work, model = self.unit.core, self.work, self.model
         assert core is not None  # asked by the caller
         tp, chunks = work.degrees.tp, core.num_chunks(work.seq_len)
+        num_kv_heads = tp if core.index_heads else model.num_kv_heads  # each rank has the one latent
         return FlashAttention(
             num_samples=work.num_samples * chunks,
             num_queries=-(-work.num_queries // chunks),
             num_keys=-(-work.seq_len // chunks),
             num_heads=Cut("num_heads", core.num_heads).part(core.num_heads, tp),
-            num_kv_heads=Cut("num_kv_heads", model.num_kv_heads).part(model.num_kv_heads, tp),
+            num_kv_heads=Cut("num_kv_heads", num_kv_heads).part(num_kv_heads, tp),
             key_dim=core.key_dim,
             value_dim=core.value_dim,
             num_pairs=core.num_pairs_of(work) / chunks,
@@ -594,7 +597,7 @@ class _Lister:
             datatype=model.precision.datatype,
             element_bytes=model.precision.activation_bytes,
             has_dropout=model.attention_dropout > 0,
-            window=None if core.is_chunked else core.window,
+            window=None if core.is_chunked or core.index_heads else core.window,
         )
 
     def _memory(self, name: str, num_elements: int, tensors: float, more_bytes: float = 0) -> MemoryPass:
@@ -680,22 +683,21 @@ class _Lister:
         core, work = self.unit.core, self.work
         assert core is not None  # attention has one
         tokens, heads = work.num_tokens, self.model.num_heads + self.model.num_kv_heads
-        size = tokens * heads * core.key_dim // work.degrees.tp
+        size = tokens * heads * self.model.head_dim // work.degrees.tp
         if self.model.qk_norm != "none":
             yield self._memory("query and key norm", size, 4 if is_backward else 2)
         if self.model.positions == "rotary":
             latent = self.model.latent if self.style.casts_apart else None
             tensors = _ROTARY_APART[is_backward] if self.style.apart else latent.rotated_tensors if latent else 4
             yield self._memory("rotary embedding", size, tensors)
+        of_heads = tokens * self.model.num_heads // work.degrees.tp
         if self.style.apart and self.model.num_kv_heads < self.model.num_heads:
-            copied = tokens * self.model.num_heads * core.key_dim // work.degrees.tp
+            copied = of_heads * self.model.head_dim
             yield self._memory("copies of keys and values", copied, _GROUPS_APART[is_backward])
         if self.model.output_gate:
-            gated = tokens * self.model.num_heads * core.value_dim // work.degrees.tp
-            yield self._memory("output gate", gated, 5 if is_backward else 3)
+            yield self._memory("output gate", of_heads * core.value_dim, 5 if is_backward else 3)
         if not core.is_flash:
-            size = tokens * self.model.num_heads * core.value_dim // work.degrees.tp
-            yield self._memory("layout copy", size, 2)
+            yield self._memory("layout copy", of_heads * core.value_dim, 2)
 
     def _activation(self, num_elements: int, *, is_backward: bool) -> MemoryPass:
         """Return the activation function between the matrices of an MLP."""
@@ -775,12 +777,9 @@ def _again(model: Architecture, unit: Unit, work: Work, recompute: str, style: S
 def _without_last(forward: KernelList) -> KernelList:
     """Return an MLP's forward without its last multiplication and the addition of the residual that follows."""
     last = max(place for place, kernel in enumerate(forward.kernels) if isinstance(kernel, Matmul))
-    kept = [
-        kernel
-        for place, kernel in enumerate(forward.kernels)
-        if place != last and not (isinstance(kernel, MemoryPass) and "residual" in kernel.name)
-    ]
-    return KernelList(tuple(kept), forward.num_launches)
+    kept = (*forward.kernels[:last], *forward.kernels[last + 1 :])
+    without = (each for each in kept if not (isinstance(each, MemoryPass) and "residual" in each.name))
+    return KernelList(tuple(without), forward.num_launches)
 
 
 def _half(whole: KernelList, *, of_weights: bool) -> KernelList:

@@ -45,6 +45,7 @@ def model_faults(model: Transformer) -> list[str]:
         "gate_clamp": model.gate_clamp is not None,
         "shared_gate": model.shared_gate,
         "output_gate": model.output_gate,
+        "sparse attention": model.sparse is not None,
         "linear attention": model.linear is not None,
         "chunked_windows": model.chunked_windows,
         "layernorm without biases": model.norm == "layernorm" and not model.norm_bias,
