@@ -34,22 +34,11 @@ from numpy.typing import NDArray
 
 from minitrain.engine.observers import Computed
 from minitrain.errors import LawError, UsageError
+from minitrain.proof import units
 from minitrain.proof.arithmetic import Array, over_tokens
 from minitrain.proof.attention_core import Positions, Tokens
 from minitrain.proof.experts import Moe, Routing
 from minitrain.proof.problem import Flat, TransformerProblem, held
-from minitrain.proof.units import (
-    Gradients,
-    Part,
-    UnitArithmetic,
-    UnitWeights,
-    bias_gradient,
-    by_name,
-    flattened,
-    held_by_all,
-    of_trained,
-    trained,
-)
 from minitrain.tensors.index_sets import SequencePart
 from minitrain.workloads.unit import Unit
 
@@ -70,8 +59,8 @@ class Border:
     """
 
     unit: Unit
-    arithmetic: UnitArithmetic
-    weights: UnitWeights
+    arithmetic: units.UnitArithmetic
+    weights: units.UnitWeights
     x: Tokens
     inner: Tokens
     grad: Tokens
@@ -84,10 +73,10 @@ class Border:
         if total.has(self.own):
             if not np.array_equal(self.own, total.positions):
                 _, grads = self._through(total.at(self.own))
-            self.common = of_trained(grads, self.weights, self.unit)
+            self.common = units.of_trained(grads, self.weights, self.unit)
         return of_input
 
-    def _through(self, total: Tokens) -> tuple[Tokens, Gradients]:
+    def _through(self, total: Tokens) -> tuple[Tokens, units.Gradients]:
         """Return the gradient of the input, and the gradients of what all parts hold, for some tokens.
 
         *after* gets the whole sequence, with zero gradients of other tokens: which of them an expert takes depends on
@@ -159,7 +148,7 @@ class PartGrad:
 
     own: Array
     unit: Unit
-    part: Part | None
+    part: units.Part | None
     awaited: tuple[Border, ...] = field(default=())
 
     @cached_property
@@ -177,7 +166,7 @@ class PartGrad:
                     "before the gradient of its input is summed over the parts; all_reduce that over the ranks that "
                     "hold the parts first (or reduce_scatter it, if its input was gathered from shards of the sequence)"
                 )
-            total = total + flattened(border.common, border.unit, border.weights.part)
+            total = total + units.flattened(border.common, border.unit, border.weights.part)
         return total
 
     def add(self, other: PartGrad) -> PartGrad:
@@ -189,7 +178,7 @@ class PartGrad:
         """Return the sum over ranks on this rank: of several parts, it takes what all hold."""
         if total.part is not None or self.part is None:
             return total
-        common = held_by_all(self.unit, self.part)
+        common = units.held_by_all(self.unit, self.part)
         return replace(self, own=np.where(common, total.values, self.values), awaited=())
 
     def shard(self, shard: int, num_shards: int) -> PartGrad:
@@ -298,7 +287,7 @@ class _Routed:
         of_logits: the gradient of the logits, once it is known.
     """
 
-    weights: UnitWeights
+    weights: units.UnitWeights
     x: Tokens
     tokens: Array
     routing: Routing
@@ -357,7 +346,7 @@ class DividedExperts:
         """Return the copies of tokens that the router makes, and tell the model how many it drops."""
         self._require_capacity(done.named.get("capacity_factor"))
         layer, samples, sequence = done.layer, done.inp.samples, done.made.sequence
-        weights = by_name(weight.values, self.problem.units[layer], _part_of(weight))
+        weights = units.by_name(weight.values, self.problem.units[layer], _part_of(weight))
         inner = self._moe.before(weights, x)
         tokens, routing = self._moe.split(inner.values)[0], self._moe.routing(weights, inner)
         self._routed[layer, samples] = _Routed(weights, x, tokens, routing)
@@ -440,7 +429,7 @@ class DividedExperts:
         if self.problem.model.num_shared_experts:
             through, gradients = self._moe.shared.backward(weights, tokens, grad.values)
             of_tokens += through
-            gradients |= bias_gradient(weights, "shared.down.bias", grad.values)
+            gradients |= units.bias_gradient(weights, "shared.down.bias", grad.values)
         of_inner = np.concatenate([of_tokens, routed.of_logits], axis=-1)
         of_input, before = self._moe.before_backward(weights, x, of_inner)
         found = {name: gradient() for name, gradient in {**gradients, **before}.items()}
@@ -461,26 +450,28 @@ class DividedExperts:
             )
         return found
 
-    def _experts(self, layer: int, weight: Flat) -> tuple[UnitWeights, int]:
+    def _experts(self, layer: int, weight: Flat) -> tuple[units.UnitWeights, int]:
         """Return a part of the experts by name, and which expert is its first."""
         part = _part_of(weight)
         size = self.problem.model.num_experts // part.num_expert_parts
-        return by_name(weight.values, self.problem.units[layer], part), part.expert_index * size
+        return units.by_name(weight.values, self.problem.units[layer], part), part.expert_index * size
 
     def _flat(self, layer: int, arrays: Mapping[str, Array], weight: Flat) -> Flat:
         """Return gradients of a piece as one array."""
         part = _part_of(weight)
         unit = self.problem.units[layer]
-        return Flat(flattened({name: arrays[name] for name in trained(unit).intersection(arrays)}, unit, part), part)
+        return Flat(
+            units.flattened({name: arrays[name] for name in units.trained(unit).intersection(arrays)}, unit, part), part
+        )
 
 
-def _part_of(weight: Flat) -> Part:
+def _part_of(weight: Flat) -> units.Part:
     """Return which piece a weight is."""
-    part: Part = weight.part
+    part: units.Part = weight.part
     return part
 
 
-def _own_bias(weights: UnitWeights, place: int) -> Array | float:
+def _own_bias(weights: units.UnitWeights, place: int) -> Array | float:
     """Return an expert's bias of the last matrix, if there is one."""
     biases = weights.bias("experts.down.bias")
     return biases if isinstance(biases, float) else cast("Array", biases[place])

@@ -40,15 +40,7 @@ from minitrain.run.rank_tasks import prepare
 from minitrain.run.result import Run
 from minitrain.run.simulation import GoodputKeywords, of_strategy, simulate_prepared
 from minitrain.run.strategy_loading import Strategy
-from minitrain.whatif.disturbed_run import (
-    Checkpoint,
-    checkpoint_of,
-    daly_s,
-    devices_of,
-    mtbf_of_all_s,
-    smaller_steps,
-    young_s,
-)
+from minitrain.whatif import disturbed_run
 
 WORK, WRITING, LOST, DETECTION, REPAIR, REPLANNING, RESTART, RELOAD, FEWER = (
     "training",
@@ -280,7 +272,7 @@ class Goodput:
 
     run: Run
     job: Job
-    checkpoint: Checkpoint
+    checkpoint: disturbed_run.Checkpoint
     asynchronous: bool
     shares: np.ndarray[Any, np.dtype[np.float64]] = field(repr=False)
     num_failures: np.ndarray[Any, np.dtype[np.int64]] = field(repr=False)
@@ -307,12 +299,12 @@ class Goodput:
     @property
     def young_s(self) -> float:
         """The best interval by Young (1974), s."""
-        return young_s(self.job.block_s, self.job.mtbf_s)
+        return disturbed_run.young_s(self.job.block_s, self.job.mtbf_s)
 
     @property
     def daly_s(self) -> float:
         """The best interval by Daly (2006), s."""
-        return daly_s(self.job.block_s, self.job.mtbf_s)
+        return disturbed_run.daly_s(self.job.block_s, self.job.mtbf_s)
 
     @property
     def num_steps(self) -> float:
@@ -415,17 +407,17 @@ def goodput(
     require_recovery(parameters.get("recovery"))
     recovery = parameters.pop("recovery", None) or Recovery()
     prepared = prepare(strategy, parameters)
-    devices = devices_of(prepared)
+    devices = disturbed_run.devices_of(prepared)
     require_devices(mtbf_hours, devices)
     hours = [mtbf_hours_of(device, mtbf_hours) for device in devices]
-    _require_playable(days, samples, mtbf_of_all_s(hours))
+    _require_playable(days, samples, disturbed_run.mtbf_of_all_s(hours))
     run = run_to_end(lambda: simulate_prepared(prepared), None)
-    written = checkpoint_of(run)
+    written = disturbed_run.checkpoint_of(run)
     if checkpoint_bytes is not None:
         written = written.of_size(checkpoint_bytes)
     speeds: tuple[float, ...] = (1.0,)
     if recovery.elastic:
-        steps = run_to_end(lambda: smaller_steps(prepared, simulate_prepared, _MOST_MISSING), None)
+        steps = run_to_end(lambda: disturbed_run.smaller_steps(prepared, simulate_prepared, _MOST_MISSING), None)
         speeds = (1.0, *(run.step_time / step for step in steps))
     write_s = written.write_s(recovery)
     block_s = min(written.snapshot_s(recovery), write_s) if asynchronous else write_s
@@ -433,7 +425,9 @@ def goodput(
         saved = run_to_end(lambda: simulate_prepared(prepare(strategy, parameters | dict(saving))), None)
         size_bytes, write_s = _written_in(saved)
         block_s, written, asynchronous = max(0.0, saved.step_time - run.step_time), written.of_size(size_bytes), True
-    job = _job(days, checkpoint_interval_s, written, (block_s, write_s), mtbf_of_all_s(hours), recovery, speeds)
+    job = _job(
+        days, checkpoint_interval_s, written, (block_s, write_s), disturbed_run.mtbf_of_all_s(hours), recovery, speeds
+    )
     played = [LongRun(job, random.Random(f"{seed} {sample}")).play() for sample in range(samples)]
     shares = np.array([[each.seconds[cause] for cause in CAUSES] for each in played]) / job.duration_s
     return Goodput(run, job, written, asynchronous, shares, np.array([each.num_failures for each in played]))
@@ -455,7 +449,7 @@ def _written_in(run: Run) -> tuple[float, float]:
 def _job(
     days: float,
     interval_s: float | None,
-    written: Checkpoint,
+    written: disturbed_run.Checkpoint,
     times: tuple[float, float],
     mtbf_s: float,
     recovery: Recovery,
@@ -465,7 +459,7 @@ def _job(
     block_s, write_s = times[0], max(times)
     return Job(
         duration_s=days * _DAY_S,
-        interval_s=(daly_s(block_s, mtbf_s) or write_s) if interval_s is None else interval_s,
+        interval_s=(disturbed_run.daly_s(block_s, mtbf_s) or write_s) if interval_s is None else interval_s,
         block_s=block_s,
         write_s=write_s,
         mtbf_s=mtbf_s,

@@ -35,20 +35,10 @@ from typing import Any
 import numpy as np
 
 from minitrain.operations import COMM, COMMUNICATIONS, RECV
+from minitrain.run.analysis import retiming
 from minitrain.run.analysis.breakdown import Breakdown, breakdown, checked_end
 from minitrain.run.analysis.labels import duration
 from minitrain.run.analysis.memory_over_time import HighWater, Journals, high_water
-from minitrain.run.analysis.retiming import (
-    Binding,
-    CriticalPath,
-    Graph,
-    binding,
-    critical_path,
-    first_events,
-    make_graph,
-    retimed_events,
-    what_ifs,
-)
 from minitrain.run.analysis.timeline import (
     NO_LAYER,
     NONE,
@@ -147,7 +137,10 @@ class Gaps:
 
 
 def find_gaps(
-    timeline: Timeline, step_end: float | None = None, graph: Graph | None = None, bound: Binding | None = None
+    timeline: Timeline,
+    step_end: float | None = None,
+    graph: retiming.Graph | None = None,
+    bound: retiming.Binding | None = None,
 ) -> Gaps:
     """Return every gap of every rank, with its reason and kind.
 
@@ -160,9 +153,9 @@ def find_gaps(
     rank, start, end, event = gaps_of(timeline, checked_end(timeline.last_end, step_end))
     source = _sources(timeline, event)
     kind = _kinds(timeline, rank, start, event)
-    graph = graph or make_graph(timeline)
+    graph = graph or retiming.make_graph(timeline)
     waits = event != NONE
-    held = _held_by_communication(graph, bound or binding(graph), start[waits], event[waits])
+    held = _held_by_communication(graph, bound or retiming.binding(graph), start[waits], event[waits])
     kind[waits] = np.where(held > 0.5 * (end - start)[waits], COMMUNICATION, kind[waits])
     for outage in timeline.outages:
         kind[(start < outage.end) & (end >= outage.end)] = RECOVERY
@@ -205,7 +198,7 @@ def gaps_of(timeline: Timeline, step_end: float) -> tuple[Ints, Floats, Floats, 
 def _sources(timeline: Timeline, event: Ints) -> Ints:
     """Return the operation of another rank that each gap waited for: a send, or the last one of a collective."""
     source = np.full(timeline.num_events + 1, NONE)  # the last place is that of the step's end
-    first, num_ranks = first_events(timeline), timeline.num_ranks
+    first, num_ranks = retiming.first_events(timeline), timeline.num_ranks
     keys = first * num_ranks + timeline.rank
     order, late = np.argsort(keys), np.flatnonzero(timeline.waited_for != NONE)
     wanted = first[late] * num_ranks + timeline.waited_for[late]
@@ -234,7 +227,7 @@ def _phases(timeline: Timeline) -> tuple[Floats, Floats]:
     return first, last
 
 
-def _held_by_communication(graph: Graph, bound: Binding, start: Floats, event: Ints) -> Floats:
+def _held_by_communication(graph: retiming.Graph, bound: retiming.Binding, start: Floats, event: Ints) -> Floats:
     """Return how much of each gap the operations that it waited for spent in communication, s.
 
     These are found backwards from the operation that ended the gap, by the dependency that was fulfilled last.
@@ -278,14 +271,14 @@ class Explanation:
     journals: Journals = ()
 
     @cached_property
-    def graph(self) -> Graph:
+    def graph(self) -> retiming.Graph:
         """Which operations wait for which."""
-        return make_graph(self.timeline)
+        return retiming.make_graph(self.timeline)
 
     @cached_property
-    def binding(self) -> Binding:
+    def binding(self) -> retiming.Binding:
         """The dependency of each moment that was fulfilled last."""
-        return binding(self.graph)
+        return retiming.binding(self.graph)
 
     @cached_property
     def breakdown(self) -> Breakdown:
@@ -298,14 +291,14 @@ class Explanation:
         return find_gaps(self.timeline, self.step_end, self.graph, self.binding)
 
     @cached_property
-    def critical_path(self) -> CriticalPath:
+    def critical_path(self) -> retiming.CriticalPath:
         """The chain of operations that sets the step time."""
-        return critical_path(self.graph, self.binding)
+        return retiming.critical_path(self.graph, self.binding)
 
     @cached_property
     def what_ifs(self) -> Mapping[str, float]:
         """The step time if one class of operation were free, s."""
-        return what_ifs(self.graph)
+        return retiming.what_ifs(self.graph)
 
     @cached_property
     def closed_form(self) -> ClosedForm | None:
@@ -498,7 +491,9 @@ _FORMS: Mapping[str, _Form] = {
 }
 
 
-def closed_form(trace: Trace | Graph, strategy: str, options: Mapping[str, Any] | None = None) -> ClosedForm | None:
+def closed_form(
+    trace: Trace | retiming.Graph, strategy: str, options: Mapping[str, Any] | None = None
+) -> ClosedForm | None:
     """Return the bubble by the textbook's formula beside the measured one.
 
     Args:
@@ -510,7 +505,7 @@ def closed_form(trace: Trace | Graph, strategy: str, options: Mapping[str, Any] 
         Both, or None for a strategy that has no closed form, or of which a file tells sizes that are none.
     """
     form = _FORMS.get(re.split("[: ]", strategy)[0])  # without options ("zb_h2:pp=4") and number ("gpipe (2)")
-    graph = trace if isinstance(trace, Graph) else make_graph(as_timeline(trace))
+    graph = trace if isinstance(trace, retiming.Graph) else retiming.make_graph(as_timeline(trace))
     line = graph.timeline
     passes = line.beginning_with("forward", "loss", "backward")
     counts = [(options or {}).get(name) or 1 for name in ("pp", "num_chunks")]
@@ -526,7 +521,7 @@ def closed_form(trace: Trace | Graph, strategy: str, options: Mapping[str, Any] 
         holds(sizes),
         sizes,
         bubble(sizes),
-        _makespan(retimed_events(graph, free)[1], free, passes) - float(work.max()),
+        _makespan(retiming.retimed_events(graph, free)[1], free, passes) - float(work.max()),
         _makespan(line.time, line.duration, passes) - float(work.max()),
         float(work.max()),
     )
@@ -537,7 +532,7 @@ def _makespan(time: Floats, duration: Floats, passes: Bools) -> float:
     return float((time + duration)[passes].max() - time[passes].min())
 
 
-def _sizes(graph: Graph, strategy: str, options: Mapping[str, Any]) -> Sizes:
+def _sizes(graph: retiming.Graph, strategy: str, options: Mapping[str, Any]) -> Sizes:
     """Return p, m, v and the times of the busiest rank, as the run shows them."""
     line = graph.timeline
     forwards = line.beginning_with("forward")
