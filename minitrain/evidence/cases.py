@@ -315,7 +315,7 @@ def _platform(
         in_turn=framework.in_turn and row.number("imbalance") is None,
         pads_experts=row.number("capacity_factor") is not None,
         one_hot_capacity=(row.number("capacity_factor") or 0.0) if found.by_xla and layout.ep == 1 else 0.0,
-        fused_loss=found.fused_loss or framework.fused_loss or bool(row.words("framework").facts.get("fused_loss")),
+        fused_loss=_fuses_loss(row, framework, found),
         memory=_memory_of(row, framework, found.memory, layout, model),
     )
     if layout.tp == 1:
@@ -324,8 +324,16 @@ def _platform(
     in_pieces = has_dtensors and row.words("overlap").facts.get("tp")
     if in_pieces or _hides_in_gradients(row, framework):
         overlap = "pieces" if in_pieces else "gradients"
-        return replace(found, parts_exposed=1.0, parts_overlap=overlap, copies_parts=False)
-    return replace(found, copies_parts=has_dtensors or found.copies_parts)
+        return replace(found, parts_exposed=1.0, parts_overlap=overlap, copies_parts=bool(in_pieces))
+    has_dispatch = framework.words.split()[0] in ("torchtitan", "fsdp", "automodel") and not framework.is_compiled
+    return replace(found, copies_parts=has_dtensors or found.copies_parts, dtensors=has_dispatch)
+
+
+def _fuses_loss(row: Row, framework: Framework, platform: Platform) -> bool:
+    """Return whether softmax and loss are one kernel, which they are not in eager mode beside compiled layers."""
+    facts = row.words("framework").facts
+    usual = (platform.fused_loss and facts.get("compiled_loss", True)) or framework.fused_loss
+    return bool(usual or facts.get("fused_loss"))
 
 
 def _launch_s(row: Row, platform: Platform) -> float | None:

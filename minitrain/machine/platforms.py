@@ -154,6 +154,8 @@ class Platform:
         copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
         copies_parts: whether tensor parallelism's collectives along the sequence are copied into and out of, as
             DTensor's are.
+        dtensors: whether PyTorch dispatches each operation on divided weights as one on DTensors, without
+            `torch.compile`.
         by_xla: whether the operations are MaxText's, which XLA fuses.
         one_hot_capacity: tokens that each expert takes over the mean, where products with one-hot matrices send them
             (`capacity_factor` of MaxText); 0 where they are sorted.
@@ -196,6 +198,7 @@ class Platform:
     persistent: bool = False
     copies_units: int = 0
     copies_parts: bool = False
+    dtensors: bool = False
     by_xla: bool = False
     one_hot_capacity: float = 0.0
     launch_factor: float = 1.0

@@ -371,9 +371,51 @@ dimension: forward gathers and scatters, backward gathers twice (`torch.cat(torc
 and `reduce_scatter_tensor` of `torch/distributed/_functional_collectives.py`, which DTensor calls)."""
 
 
-def copied_parts(num_elements: int, element_bytes: int, *, is_backward: bool) -> MemoryPass:
-    """Return the pass of the `COPIES_OF_PARTS` around a unit, whose activation has so many elements."""
-    return MemoryPass("parts", num_elements, 2 * COPIES_OF_PARTS[is_backward] * element_bytes)
+def copies_of_parts(overlap: str, num_samples: int, *, is_backward: bool) -> int:
+    """Return the copies of a whole activation around a unit's collectives along the sequence.
+
+    In pieces, a multiplication reads and writes rows where they are. In backward a sum is still scattered alone, and
+    what is gathered lies by places of the sequence, not by samples, so that both operands of a weight's gradient are
+    copied where there are several (`unflatten` of `_fused_all_gather_matmul_impl` in PyTorch's
+    `torch/distributed/_symmetric_memory`).
+
+    >>> copies_of_parts("pieces", 1, is_backward=True), copies_of_parts("pieces", 4, is_backward=True)
+    (1, 3)
+    """
+    if overlap != "pieces":
+        return COPIES_OF_PARTS[is_backward]
+    return is_backward * (3 if num_samples > 1 else 1)
+
+
+def copied_parts(num_elements: int, element_bytes: int, num_copies: int) -> MemoryPass:
+    """Return the pass of some copies around a unit, whose activation has so many elements."""
+    return MemoryPass("parts", num_elements, 2 * num_copies * element_bytes)
+
+
+DTENSOR_LAUNCHES = 90e-6 / 13.48e-6
+"""Launches that PyTorch could make while it dispatches an operation on DTensors whose sharding it has seen before:
+90 us (`expected_dispatch_time` of its `test/distributed/tensor/test_dtensor_dispatch_overhead.py`, of PyTorch 2.9)."""
+
+_OF_MATRIX, _OF_NORM, _OF_HEADS = (4, 9), (7, 19), (22, 44)
+
+
+def dtensor_launches(num_matrices: int, num_norms: int, num_head_norms: int, *, is_backward: bool) -> int:
+    """Return what a pass of a unit takes to be dispatched on DTensors, in launches.
+
+    Operations are those of PyTorch 2.13, counted by a `TorchDispatchMode` around a layer that is parallelized as
+    torchtitan does: of a matrix forward `t`, `view`, `mm` and `_unsafe_view`.
+
+    Args:
+        num_matrices: weights that are divided.
+        num_norms: norms of sequences that are divided.
+        num_head_norms: norms of queries and keys, whose rotary embedding is on DTensors then too.
+        is_backward: which pass.
+
+    >>> dtensor_launches(4, 1, 0, is_backward=False)
+    154
+    """
+    counts = zip((num_matrices, num_norms, num_head_norms), (_OF_MATRIX, _OF_NORM, _OF_HEADS), strict=True)
+    return round(DTENSOR_LAUNCHES * sum(count * each[is_backward] for count, each in counts))
 
 
 def copied_unit(num_parameters: int, num_ranks: int, summed_bytes: int, *, is_backward: bool) -> MemoryPass:

@@ -8,54 +8,18 @@ first half of a split backward is all but weights' gradients. Workloads priced b
 from what they read and write: a norm reads and writes each element once forward, and backward reads gradient and input,
 writes a gradient, and reads once more for its weight's; dropout with the residual's addition reads two tensors and
 writes one and a mask. What Megatron-LM fuses is fused here: bias, dropout and addition; the activation function with
-its bias; scale, mask and softmax. Left out: communication; the router's top-k.
+its bias; scale, mask and softmax. Left out: communication; the router's top-k. Multiplications in
+eight bits need casts: `minitrain.workloads.casts`.
 
 Source: Korthikanti et al. (2022), section 4, has the tensors, Megatron-LM's fused kernels which of them each reads and
 writes. The counts of launches are an estimate: 16 forward and 34 backward a layer, more for unfused attention, experts.
-
-**Eight bits** (`eight_bit_passes`): multiplications in eight bits need casts, and transpositions for the gradients of
-weights. Hopper's matrix units take eight-bit operands in one order alone. So backward needs the input of each
-multiplication, and the gradient of its result, transposed. Norms and activation functions write both in eight bits
-themselves, but for activation functions that are kernels of another library (`casts_apart`), whose results are cast
-as an attention's are. What is left is
-
-| what | forward | backward |
-|---|---|---|
-| input of what columns divide (queries, keys, values; up), whole | | transposed |
-| gradient of what rows divide (output; down), whole | | transposed |
-| input of the output projection | cast and transposed | |
-| gradient of queries, keys and values | | cast and transposed |
-| input of experts' multiplications, gradient of their result | cast and transposed | cast and transposed |
-
-That is so where a tensor's scaling factor is that of steps before ("delayed"). A factor of the tensor itself
-("current") makes norms and activation functions write 16 bits and find the largest element, after which the tensor is
-read to be cast; others are read once more for it. With factors of blocks ("blockwise", on Hopper) a tensor is read
-once, and where Blackwell's matrix units scale ("mx") activation functions write eight bits again, in both orders.
-Four bits ("nvfp4") have a largest element too, and a rotation before they are rounded. Blackwell's matrix units take
-either order, so that there nothing is transposed.
-
-A factor of each row ("rowwise", of torchao) is one of each column for gradients of weights: the tensor is read twice
-more. Left out: scaling factors' history; weights, whose copies are made once a step, but for MaxText's and those with
-a factor of each row: rounded where they are multiplied, forward and for the input's gradient (AQT, torchao, Qwix), by
-each core that gathers them. Where a recipe says "fixed", Qwix needs no largest elements, and gathers experts rounded.
-
-Source: `LayerNormLinear` and `Linear` of github.com/NVIDIA/TransformerEngine (1.x): `fp8_cast_transpose_fused`,
-`fp8_transpose` of the gathered input and of the gathered gradient; `force_unfused_kernel` of its
-`csrc/extensions/normalization.cpp` (2.x); `create_hp_tensor_with_amax` (2.7, pull requests 2004 and 2013);
-`non_tn_fp8_gemm_supported` of `csrc/extensions/util.cpp`; `GroupedLinear`, which casts all that it is given;
-`docs/examples/gemm_profiling` (2.16), whose casts on B300 take 5.1, 4.0 and 5.9 bytes an element of current, MX and
-NVFP4 scaling at 6.28 TB/s and Megatron's 1.15; `MLP` of Megatron-Core's `core/transformer/mlp.py`, whose activation
-functions are PyTorch's own fusions, not Transformer Engine's (`use_te_activation_func`); `dot_general` of
-github.com/google/aqt (2024), with `config_v3` of MaxText's `layers/quantizations.py`; `matmul_with_hp_or_float8_args`
-of github.com/pytorch/ao's `torchao/float8/float8_linear.py` (0.13), compiled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, prod
-from types import MappingProxyType
 from typing import Protocol, final
 
 from minitrain.tensors.compressed import Shapes
@@ -68,8 +32,8 @@ from minitrain.workloads.architecture import (
     Architecture,
     Precision,
 )
+from minitrain.workloads.casts import CASTS_OF_DENSE, CASTS_OF_EXPERT, eight_bit_passes
 from minitrain.workloads.kernels import (
-    COPIES_OF_PARTS,
     FlashAttention,
     Kernel,
     KernelList,
@@ -78,6 +42,8 @@ from minitrain.workloads.kernels import (
     backward_matmuls,
     copied_parts,
     copied_unit,
+    copies_of_parts,
+    dtensor_launches,
     forward_matmul,
     index_kernels,
     newton_schulz,
@@ -87,62 +53,11 @@ from minitrain.workloads.shapes import ADAPTER, Cut, Gemm, Work
 from minitrain.workloads.unit import Unit, has_second_norm
 from minitrain.workloads.workload import PassMode, modules_of
 
-_CAST_BYTES, _TRANSPOSED_BYTES = 4, 2  # read in 16 bits, written in eight, and written in eight transposed
 _OF_WEIGHTS = ((3, 0), (5, 5))  # read in 16 bits to be rounded, written in eight; read before for the largest element
 PERMUTATIONS = ("permutation", "unpermutation")
 """Passes that write the copies of tokens in the order of their experts, and add them up again: a token is read or
 written once, and each of its copies (`token_permutation` and `token_unpermutation` of Megatron-Core's
 `core/transformer/moe/token_dispatcher.py`). Backward does the inverse of each."""
-
-_SCALING_BYTES: Mapping[str, tuple[int, int, int, int]] = {
-    "delayed": (0, 0, 0, 0),
-    "current": (4, 6, 4, 2),
-    "current, in one order": (3, 5, 3, 2),
-    "blockwise": (4, 4, 4, 0),
-    "mx": (4, 4, 0, 0),
-    "nvfp4": (6, 6, 2, 2),
-    "rowwise": (6, 6, 6, 4),
-}
-"""Bytes more of an element that a norm makes, that a norm takes back, that an activation function makes or takes back,
-and that is cast anyway, by where scaling factors come from."""
-
-
-def eight_bit_passes(
-    gemm: Gemm, style: Style, scaling: str, share: float, *, is_backward: bool, is_attention: bool
-) -> Iterator[MemoryPass]:
-    """Yield the casts and transpositions of a multiplication in eight bits, forward or backward.
-
-    Args:
-        gemm: the multiplication, forward.
-        style: how a framework runs it, and whether the device needs transpositions.
-        scaling: where scaling factors come from, a key of `_SCALING_BYTES`.
-        share: of the tokens between layers that this rank casts: below 1 where they are gathered in eight bits.
-        is_backward: which pass.
-        is_attention: whether it is one of an attention's.
-    """
-    is_divided_by_rows = gemm.name == "output" or gemm.name.endswith("down")
-    inputs, outputs = gemm.batch * gemm.m * gemm.k, gemm.batch * gemm.m * gemm.n
-    one_order = not style.transposes and scaling in ("delayed", "current")
-    *at_layer, within, cast = _SCALING_BYTES["current, in one order" if one_order and scaling == "current" else scaling]
-    eager, cast_bytes = style.eager, _CAST_BYTES - one_order
-    within = cast_bytes + cast if style.casts_apart else within
-    is_between = is_divided_by_rows == is_backward  # its input, or the gradient of its result, lies between layers
-    more = share * at_layer[is_backward] if is_between else cast if is_attention else within
-    is_of_experts = gemm.name.startswith("experts.")
-    more = cast_bytes + cast if is_of_experts else more
-    if more:
-        yield MemoryPass("scaling", outputs if is_backward else inputs, more * eager)
-    if is_of_experts:
-        return
-    if not is_backward:
-        if is_attention and is_divided_by_rows:
-            yield MemoryPass("cast", inputs, cast_bytes * eager)
-        return
-    if style.transposes and scaling not in ("mx", "nvfp4", "rowwise"):
-        yield MemoryPass("transposition", outputs if is_divided_by_rows else inputs, _TRANSPOSED_BYTES * eager)
-    if is_attention and not is_divided_by_rows:
-        yield MemoryPass("cast", outputs, cast_bytes * eager)
-
 
 ADAM_BYTES = 46
 """Bytes of memory traffic of Adam for a parameter, in single precision but for the last: master copy and two moments
@@ -158,15 +73,6 @@ _LAUNCHES["linear_attention"] = (18, 34)  # ten are the products of chunks and w
 _ADAPTER_LAUNCHES = (2, 4)  # of A and of B each: its product, and scaling or sum
 _LOSS_LAUNCHES = (5, 4)
 UNFUSED_LAUNCHES, FLASH_LAUNCHES = (7, 12), (2, 4)
-
-
-CASTS_OF_EXPERT: Mapping[str, int] = MappingProxyType(
-    {"delayed": 0, "current": 3, "blockwise": 1, "mx": 1, "nvfp4": 2, "rowwise": 2}
-)
-"""Kernels that write one expert's tokens in eight bits, by where scaling factors come from: a largest element, a factor
-and a cast where it is the tensor's own; a largest element and a cast of four bits. With those of steps before, all
-experts' tokens are cast by one kernel (`multi_tensor_quantize_impl` of Transformer Engine's
-`csrc/extensions/cast.cpp`)."""
 
 
 _LAUNCHES_APART = {"attention": (3, 8), "mlp": (5, 8), "moe": (39, 48), "embedding": (1, 12), "head": (2, 5)}
@@ -205,15 +111,6 @@ def _adam_apart(precision: Precision) -> int:
     kept = precision.optimizer_bytes + (0 if has_copy else precision.parameter_bytes)
     return 2 * kept + 4 * precision.gradient_bytes
 
-
-CASTS_OF_DENSE: Mapping[str, tuple[int, int]] = MappingProxyType(
-    {"delayed": (0, 0), "current": (3, 3), "blockwise": (1, 1), "mx": (3, 5), "nvfp4": (4, 6), "rowwise": (2, 2)}
-)
-"""Kernels beside a layer's own multiplication in eight bits, forward and backward, by where scaling factors come from:
-those that write its input, or its result's gradient, as `CASTS_OF_EXPERT` has them; with factors of a matrix unit's
-blocks, two that reorder both operands' before each product (`swizzle_scales_for_gemm` in `gemm` of Transformer Engine's
-`pytorch/csrc/extensions/gemm.cpp`). Those of steps before are written by the kernel of the norm or of the activation
-function."""
 
 _CLAMP_TENSORS, _CLAMP_LAUNCHES = (8, 10), 3
 """Tensors of a gate's size that clamping reads and writes, forward and backward, beside the fused activation function:
@@ -255,6 +152,8 @@ class Style:
         apart: whether each operation that PyTorch dispatches is a kernel of its own.
         copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
         copies_parts: whether collectives along the sequence are copied into and out of, as DTensor's are.
+        parts_overlap: which of these collectives run beside multiplications, as `Platform` has it.
+        dtensors: whether each operation on divided weights is dispatched on DTensors, one by one.
         by_xla: whether the operations are MaxText's, which XLA fuses.
         one_hot_capacity: tokens of an expert over their mean, where one-hot matrices send them; 0 where sorted.
         num_gathered: how often a device gathers weights: once for each core that frameworks count as a device.
@@ -278,6 +177,8 @@ class Style:
     apart: bool = False
     copies_units: int = 0
     copies_parts: bool = False
+    parts_overlap: str = "none"
+    dtensors: bool = False
     by_xla: bool = False
     one_hot_capacity: float = 0.0
     num_gathered: int = 1
@@ -410,8 +311,12 @@ class _Lister:
         launches = self.usual_launches(is_backward=is_backward)
         if self.style.copies_parts and self.work.degrees.sequence > 1 and self.unit.layer is not None:
             elements, each = self.work.num_tokens * self.model.hidden_size, self.model.precision.activation_bytes
-            kernels.append(copied_parts(elements, each, is_backward=is_backward))
-            launches += COPIES_OF_PARTS[is_backward]
+            copies = copies_of_parts(self.style.parts_overlap, self.work.num_samples, is_backward=is_backward)
+            kernels.append(copied_parts(elements, each, copies))
+            launches += copies
+        if self.style.dtensors and self.work.degrees.tp > 1:
+            norms = self.work.degrees.sequence > 1, self.unit.core is not None and self.model.qk_norm != "none"
+            launches += dtensor_launches(len(self.unit.weights) - 1, *norms, is_backward=is_backward)
         if self.style.copies_units:
             among, summed_bytes = self.style.copies_units, self.model.precision.gradient_bytes
             own = (prod(weight.part(self.work.degrees)) for weight in self.unit.weights if not weight.is_shared)
@@ -552,7 +457,7 @@ class _Lister:
                 gemm,
                 self.style,
                 precision.scaling,
-                1.0 if precision.scaling == "rowwise" else self.work.num_tokens_between / self.work.num_tokens,
+                self.work.num_tokens_between / self.work.num_tokens,
                 is_backward=is_backward,
                 is_attention=is_attention,
             )

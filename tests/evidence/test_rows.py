@@ -175,6 +175,28 @@ def test_a_row_says_that_its_loss_is_one_kernel() -> None:
     assert (plain.fused_loss, fused.fused_loss) == (False, True)
 
 
+@pytest.mark.parametrize(("words", "is_fused"), [("torch.compile", True), ("torch.compile, eager loss", False)])
+def test_an_eager_loss_is_not_one_kernel_beside_compiled_layers(words: str, is_fused: bool) -> None:
+    given = {"gpu": "H100-SXM", "zero": "fsdp", "tp": "1", "pp": "1", "dp": "16"}
+    platform = case(framework=f"torchtitan ({words})", **given).platform
+    assert platform is not None
+    assert platform.fused_loss == is_fused
+
+
+def test_pytorch_dispatches_on_dtensors_where_it_divides_layers_and_compiles_none() -> None:
+    def dispatches(framework: str, **changes: str) -> bool:
+        given = {"gpu": "H100-SXM", "zero": "fsdp", "tp": "8", "pp": "1", "dp": "2"}
+        platform = case(framework=framework, **{**given, **changes}).platform
+        assert platform is not None
+        return platform.dtensors
+
+    assert dispatches("torchtitan (eager)")
+    assert dispatches("PyTorch FSDP2, eager")
+    assert not dispatches("torchtitan (torch.compile)")
+    assert not dispatches("torchtitan (eager)", tp="1", dp="16")
+    assert not dispatches("Megatron-Core r0.8.0")
+
+
 def test_what_graphs_have_captured_waits_for_no_host() -> None:
     given = {"gpu": "H100-SXM", "tp": "4", "sp": "1", "pp": "1", "attention": "TE", "mbs": "1"}
     names = ("Megatron Bridge", "Megatron Bridge, full-iteration CUDA graphs")

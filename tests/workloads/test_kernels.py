@@ -8,8 +8,10 @@ import minitrain as mt
 from minitrain.machine import load_config
 from minitrain.machine.kernel_device import KernelDevice
 from minitrain.workloads.architecture import Precision
+from minitrain.workloads.casts import rowwise_passes
 from minitrain.workloads.expert_layers import ExpertPass
 from minitrain.workloads.kernels import (
+    DTENSOR_LAUNCHES,
     FlashAttention,
     KernelList,
     Matmul,
@@ -223,6 +225,27 @@ def test_dtensor_copies_whole_activations_around_collectives_along_the_sequence(
     assert not traffic(forward_kernels(LLAMA, unit, divided), "parts")
 
 
+def test_collectives_in_pieces_leave_the_copies_of_gradients() -> None:
+    unit, style = LLAMA.units()[2], Style(copies_parts=True, parts_overlap="pieces")
+    for num_samples, copies in ((1, 1), (2, 3)):
+        divided = Work(num_samples, 512, Degrees(tp=2, sequence_parallel=True))
+        tensor = divided.num_tokens * LLAMA.hidden_size * LLAMA.precision.activation_bytes
+        assert not traffic(forward_kernels(LLAMA, unit, divided, style), "parts")
+        assert traffic(backward_kernels(LLAMA, unit, divided, style), "parts") == 2 * copies * tensor
+
+
+def test_the_host_dispatches_operations_on_dtensors_one_by_one() -> None:
+    style = Style(dtensors=True)
+    for unit, matrices in zip(LLAMA.units()[1:3], (4, 3), strict=True):
+        for kernels_of, operations in ((forward_kernels, 4), (backward_kernels, 9)):
+            whole, divided = (kernels_of(LLAMA, unit, each, style).num_launches for each in (work(), work(2)))
+            usual = kernels_of(LLAMA, unit, work(2)).num_launches
+            assert whole == kernels_of(LLAMA, unit, work()).num_launches
+            assert divided - usual == round(DTENSOR_LAUNCHES * operations * matrices)
+        norm = forward_kernels(LLAMA, unit, work(2, sequence_parallel=True), style).num_launches
+        assert norm > forward_kernels(LLAMA, unit, work(2), style).num_launches
+
+
 def test_eight_bits_are_cast_and_transposed() -> None:
     attention, mlp = LLAMA.units()[1:3]
     eight, tokens, hidden = Style(datatype="float8"), 1024, 1024
@@ -257,11 +280,23 @@ def test_what_another_library_activates_is_cast_by_itself(scaling: str, more: in
 
 def test_tokens_with_a_factor_of_each_row_are_cast_after_they_are_gathered() -> None:
     model = replace(LLAMA, precision=replace(LLAMA.precision, weight_datatype="float8", scaling="rowwise"))
+    mlp, tokens = model.units()[2], work().num_tokens
     apart, along = (
-        traffic(forward_kernels(model, model.units()[2], work(tp=4, sequence_parallel=is_along)), "scaling")
+        traffic(forward_kernels(model, mlp, work(tp=4, sequence_parallel=is_along)), "scaling")
         for is_along in (False, True)
     )
-    assert apart == along
+    assert along - apart == 2 * tokens * model.hidden_size  # the norm no longer finds the largest elements of rows
+
+
+def test_backward_scales_products_of_eight_bits_with_a_factor_of_each_row() -> None:
+    gemm = Gemm("output", m=1024, n=512, k=256)
+    ahead, back = (
+        sum(each.traffic_bytes for each in rowwise_passes(gemm, 1.0, is_backward=is_backward, is_alone=True))
+        for is_backward in (False, True)
+    )
+    inputs, outputs, weights = 1024 * 256, 1024 * 512, 512 * 256
+    assert ahead == 5 * inputs
+    assert back == 10 * outputs + (5 + 4) * inputs + 4 * weights
 
 
 def test_weights_with_a_factor_of_each_row_are_cast_in_each_pass() -> None:
