@@ -4,17 +4,33 @@ Every error that minitrain raises on purpose is a `MinitrainError`, so one `exce
 carries the facts of its message as attributes (`error.rank`, `error.layer`, ...) for programs to read; a fact that
 does not apply is absent from `error.facts` and reads as None.
 
-Faults of the fields of a description are told all in one error (`refuse`).
+Faults of the fields of a description are told all in one error (`refuse`). What is given to public functions and
+classes is of the type that their annotations say, or is refused by name (`typed`):
+
+- Before a function is called, its flags, callables, collections and objects are checked, at no cost that counts. Its
+  numbers, words and paths have rules of their own, which say more than a type does.
+- Where a call fails by an error of Python's own, every argument is, with what is within it, so that the error names
+  the argument; but not where the error is of a strategy, or of another function of the user's.
+- Once an object is made, everything that it was made of is: the rules of its class have come first.
 """
 
+import builtins
 import difflib
 import errno
+import inspect
 import math
+import re
+import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, wraps
 from importlib.util import find_spec
+from itertools import zip_longest
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any
+from types import UnionType
+from typing import Annotated, Any, Never, TypeVar, Union, get_args, get_origin
 
 _LONGEST = 4000
 """Characters of a line of a message, which may quote what a file holds."""
@@ -164,7 +180,7 @@ def message_of(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; check the path, or name another one"
     text = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
-    return f"{text}{_place(error)}{attribute_meant(error)}{notes}"
+    return f"{text}{place_of(error)}{attribute_meant(error)}{notes}"
 
 
 def attribute_meant(error: BaseException) -> str:
@@ -206,7 +222,7 @@ def say_ignored(hook: Callable[[Any], object], found: Any) -> None:
         hook(found)
 
 
-def _place(error: BaseException) -> str:
+def place_of(error: BaseException) -> str:
     """Return the innermost line of an error's traceback that is not minitrain's, the standard library's or typer's."""
     found = (find_spec(name) for name in ("typer", "click"))  # which call minitrain's commands
     parsers = (str(Path(spec.origin).parent) for spec in found if spec is not None and spec.origin is not None)
@@ -284,3 +300,119 @@ def shown(value: Any) -> str:
     """Return a value as messages print it: in at most 60 characters."""
     text = f'"{value}"' if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+Public = TypeVar("Public", bound=Callable[..., Any])
+
+_RULED: Mapping[Any, type] = {int: Integral, float: Real, str: str}
+"""Types of arguments of functions that have rules of their own, and what is of them."""
+
+
+def typed(public: Public) -> Public:
+    """Let a public function, or a class, refuse arguments that are not of the types of its annotations."""
+    if isinstance(public, type):
+        public.__init__ = _refusing(public.__init__, public)  # type: ignore[misc]  # as `dataclass` sets it
+        return public
+    refusing: Public = _refusing(public, public)
+    return refusing
+
+
+def _refusing(function: Any, public: Any) -> Any:
+    """Return a function that refuses arguments; a class is known to users by another name than what makes it."""
+    types = _Types(function, public)
+
+    async def call_async(*args: Any, **given: Any) -> Any:
+        with types.required(args, given):
+            return await function(*args, **given)
+
+    def call(*args: Any, **given: Any) -> Any:
+        with types.required(args, given):
+            return function(*args, **given)
+
+    return wraps(function)(call_async if inspect.iscoroutinefunction(function) else call)
+
+
+class _Types:
+    """The types of the arguments of a function.
+
+    Args:
+        function: what is called.
+        public: what users know of it: the same, or the class that it initializes.
+    """
+
+    def __init__(self, function: Any, public: Any) -> None:
+        self._function, self._public, self._is_made = function, public, isinstance(public, type)
+        self._parameters = inspect.signature(function).parameters
+        self._kind = cache(self._evaluated)
+
+    @contextmanager
+    def required(self, args: Sequence[Any], given: Mapping[str, Any]) -> Iterator[None]:
+        """Require arguments of these types before a call, or after it."""
+        if not self._is_made:
+            self._require(args, given, whole=False)
+        try:
+            yield
+        except (TypeError, AttributeError, ValueError, LookupError, ArithmeticError) as error:
+            if not isinstance(error, MinitrainError) and (self._is_made or not place_of(error)):
+                self._require(args, given, whole=True)
+            raise
+        if self._is_made:
+            self._require(args, given, whole=True)
+
+    def _require(self, args: Sequence[Any], given: Mapping[str, Any], *, whole: bool) -> None:
+        """Require that arguments are of their types, where they are not the defaults."""
+        for name, value in (*zip(self._parameters, args, strict=False), *given.items()):
+            known = self._parameters.get(name)
+            if known is not None and value is not known.default and not _fits(self._kind(name), value, whole):
+                kind = re.sub(r"(\w+\.)+", "", inspect.formatannotation(self._kind(name)))
+                where = f"{self._public.__module__}.{self._public.__qualname__}"
+                rule = f'{name} must be of type {kind}, got {shown(value)}; see help("{where}")'
+                raise UsageError(rule, name=name, value=value)
+
+    def _evaluated(self, name: str) -> Any:
+        """Return the type of a parameter."""
+        written = self._function.__annotations__.get(name, Any)
+        names = _Names(vars(builtins) | self._function.__globals__)
+        return eval(written, {}, names) if isinstance(written, str) else written
+
+
+class _Names(dict[str, Any]):
+    """The names that an annotation may have; those that only type checkers import are public ones, or unknown."""
+
+    def __missing__(self, name: str) -> Any:
+        return getattr(sys.modules[__package__], name, Any)
+
+
+def _fits(kind: Any, value: Any, whole: bool) -> bool:
+    """Return whether a value is of a type, as a whole: with what is within it, and where there are rules beside."""
+    if kind is Never or value is Never:  # a tuple of another length
+        return False
+    origin, parts = get_origin(kind) or kind, get_args(kind)
+    if origin in (Union, UnionType):
+        return any(_fits(part, value, whole) for part in parts)
+    if origin is Annotated:
+        return _fits(parts[0], value, whole)
+    if origin in _RULED:
+        return not whole or (isinstance(value, _RULED[origin]) and not isinstance(value, bool))
+    return _is(origin, value) and not (
+        whole and parts and any(not _fits(part, each, whole) for part, each in _within(origin, parts, value))
+    )
+
+
+def _is(origin: Any, value: Any) -> bool:
+    """Return whether a value is of a type, whatever is within."""
+    if origin is bool:
+        return type(value).__name__.rstrip("_") == "bool"  # NumPy's too
+    if origin in (tuple, Sequence):  # any collection, such as arrays
+        return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+    is_type = isinstance(origin, type) and origin is not Any and not getattr(origin, "_is_protocol", False)
+    return isinstance(value, origin) if is_type else True
+
+
+def _within(origin: Any, parts: Sequence[Any], value: Any) -> Iterable[tuple[Any, Any]]:
+    """Return what a collection holds, each with the type that it must have."""
+    if origin is tuple and parts[-1:] != (...,):
+        return zip_longest(parts, value, fillvalue=Never)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return ((part, each) for item in value.items() for part, each in zip(parts, item, strict=True))
+    return ((parts[0], each) for each in value) if origin in (tuple, Sequence) else ()

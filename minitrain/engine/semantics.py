@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, fields
 from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
-from minitrain.errors import LawError, StrategyError, UsageError, is_count
+from minitrain.errors import LawError, StrategyError, UsageError, is_count, typed
 from minitrain.operations.collectives import describe
 from minitrain.tensors import OptState, Weight
 from minitrain.tensors.compressed import Compressor, compressor_of
@@ -33,6 +33,7 @@ from minitrain.tensors.placed import ExpertOptState, ExpertWeight, RouterWeight,
 S = TypeVar("S", bound=Callable[..., Any])
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class Nesterov:
     """SGD with Nesterov's momentum, as PyTorch has it: v' = decay v + g and w' = w - rate (g + decay v').
@@ -129,6 +130,7 @@ class LocalSteps:
         return seen * global_batch_size // (self.workers * self.steps)
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class DeclaredLocalSteps:
     """`LocalSteps` as a strategy declares it: numbers, or names of its options that have them.
@@ -143,7 +145,7 @@ class DeclaredLocalSteps:
     outer: Nesterov
     in_turn: bool = False
     delay: int = 0
-    compression: Any = None
+    compression: str | Compressor | None = None
     fragments: int | str = 1
     overlap: int | str = 0
     mixing: float | str = 0.0
@@ -162,8 +164,8 @@ class DeclaredLocalSteps:
         steps = self.num_steps(name, options)
         given = self._number(name, self.replicas, options)
         replicas = world_size if given is None else given
-        is_named = isinstance(self.compression, str) and self.compression in options
-        how = compressor_of(options[self.compression] if is_named else self.compression)
+        sent = self.compression
+        how = compressor_of(options.get(sent, sent) if isinstance(sent, str) else sent)
         workers = 1 if how is None else world_size if self.in_turn else replicas
         divisor = steps * (workers if self.in_turn else replicas)
         if global_batch_size % divisor:
@@ -223,6 +225,7 @@ class DeclaredLocalSteps:
         return number
 
 
+@typed
 def local_steps(
     steps: int | str,
     replicas: int | str | None = None,
@@ -258,6 +261,7 @@ def local_steps(
     return _declaring(DeclaredLocalSteps(steps, replicas, outer, **of_rounds, alike=alike))
 
 
+@typed
 def delayed_steps(steps: int | str, delay: int = 1, *, alike: bool = False) -> Callable[[S], S]:
     """Declare steps whose gradients are of weights some steps old; to be put before a strategy.
 
@@ -281,6 +285,7 @@ def delayed_steps(steps: int | str, delay: int = 1, *, alike: bool = False) -> C
     return _declaring(DeclaredLocalSteps(steps, 1, MEAN, in_turn=True, delay=delay, alike=alike))
 
 
+@typed
 def own_steps(steps: int | str, *, alike: bool = False) -> Callable[[S], S]:
     """Declare synchronous steps that a strategy takes in a loop of its own; to be put before it.
 
@@ -297,6 +302,7 @@ def own_steps(steps: int | str, *, alike: bool = False) -> Callable[[S], S]:
     return _declaring(DeclaredLocalSteps(steps, 1, MEAN, in_turn=True, alike=alike))
 
 
+@typed
 def approximate_steps(steps: int | str, compression: Any, *, alike: bool = False) -> Callable[[S], S]:
     """Declare steps whose gradients are sent in fewer bytes than they have; to be put before a strategy.
 

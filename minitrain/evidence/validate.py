@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from minitrain.errors import MinitrainError, UsageError
+from minitrain.errors import MinitrainError, UsageError, typed
 from minitrain.evidence.cases import Case, Prediction, case_and_prediction
 from minitrain.evidence.cluster_tables import COLUMNS, cluster_results, layer_results, stage_results, state_results
 from minitrain.evidence.columns import unknown_columns
@@ -255,6 +255,7 @@ def _errors(name: str, group: str, results: Sequence[RowResult], fitted: str) ->
             yield TableErrors(name, group, f"memory, {kind}", found, "")
 
 
+@typed
 def validate(
     tables: str | Sequence[str] | None = None,
     csv: StrPath | Sequence[StrPath] = (),

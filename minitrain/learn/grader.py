@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, typed
 from minitrain.learn.checks import FILE, Judged, failed, judge, prepare_judgement
 from minitrain.learn.exercise import CHECKS, GAP_POINTS, POINTS, Case, CheckResult, Exercise, load_exercise
 from minitrain.learn.isolation import HERE, NOTHING_RUNS, Isolation
@@ -102,6 +102,7 @@ class Grade:
         return "\n".join(lines)
 
 
+@typed
 def grade(
     strategy: str | Path | Strategy | Mapping[str, Any],
     exercise: str | Exercise,

@@ -31,7 +31,7 @@ import math
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import HardwareConfigError, UsageError, require_count, require_number
+from minitrain.errors import HardwareConfigError, UsageError, require_count, require_number, typed
 from minitrain.machine.config import SystemConfig, load_config
 from minitrain.machine.device import Power
 
@@ -183,6 +183,7 @@ def require_positive(what: str, value: object) -> float:
     return float(value)
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class Link:
     """What carries transfers, in figures that transfers reach.
@@ -216,6 +217,7 @@ class Link:
         return f"{self.bytes_per_s / 1e9:.4g} GB/s {whose}, {self.latency_s * 1e6:.4g} us"
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class Devices:
     """A group of devices that are alike.

@@ -42,7 +42,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, typed
 from minitrain.files import StrPath, read_cells, replacing
 
 COLUMNS = ("microbatch", "tp", "first_layer", "last_layer", "forward_s", "backward_s", "update_s")
@@ -77,6 +77,7 @@ class LayerTime:
     model: str = ""
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class MeasuredLayers:
     """Times of one model's layers on one device, by microbatch and tensor-parallel degree.

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.errors import UsageError, closest
+from minitrain.errors import UsageError, closest, typed
 from minitrain.files import StrPath, read_json, write_text
 from minitrain.machine.dispatchers import DISPATCHERS, Kernels, kernels_of
 from minitrain.machine.framework_memory import HABITS
@@ -91,6 +91,7 @@ UPDATE_BYTES = 30
 _NO_NUMBERS = ("name", "about", "fitted_on", "fitted_error")
 
 
+@typed
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.engine.gradients import require_tied
-from minitrain.errors import ProofError, StrategyError
+from minitrain.errors import ProofError, StrategyError, typed
 from minitrain.proof.arithmetic import Adafactor, Adam, Array, Averaged, Momentum, Muon
 from minitrain.proof.layers import problem_of
 from minitrain.proof.problem import Flat, Problem, TransformerProblem, computed_by, held, on_place
@@ -211,6 +211,7 @@ class Proof:
 
 
 @of_strategy(ProveKeywords)
+@typed
 def prove(
     strategy: str | Strategy,
     *,

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from minitrain.engine.observers import Executor, Observer
 from minitrain.engine.semantics import Shares
-from minitrain.errors import UsageError, require_count, require_number
+from minitrain.errors import UsageError, require_count, require_number, typed
 from minitrain.machine.config import is_shipped
 from minitrain.machine.device import mtbf_hours_of, require_mtbf
 from minitrain.machine.predictor import make_predictor, require_default
@@ -220,6 +220,7 @@ _SIMULATING = "compare run sweep tune goodput"
 _RUNS = "compare run sweep"
 
 
+@typed
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParameters:
     """What one training step is simulated with, beside the strategy and its own options.
@@ -326,7 +327,7 @@ class RunParameters:
     platform: Any = parameter(
         None, "--platform", commands=_TRAINING, metavar="NAME", panel=MACHINE, shown="what the strategy stands for"
     )
-    without: Sequence[str] = parameter((), "--without", commands=_SIMULATING, metavar="TERM,...", panel=MACHINE)
+    without: str | Sequence[str] = parameter((), "--without", commands=_SIMULATING, metavar="TERM,...", panel=MACHINE)
     prices: MeasuredLayers | None = parameter(None, "--prices", commands=_SIMULATING, metavar="FILE.csv", panel=MACHINE)
     slowdown: Mapping[int, float] | None = None
     strict_memory: bool = parameter(False, "--strict-memory", commands=_RUNS, kind=bool, panel=MACHINE)
@@ -665,6 +666,7 @@ class FaultRate:
         return sorted((fault for fault in drawn if fault.at_s < seconds), key=lambda fault: (fault.at_s, fault.rank))
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class Recovery:
     """What happens after a device has died, and how long each part of it takes.

@@ -20,7 +20,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import require_number
+from minitrain.errors import require_number, typed
 from minitrain.files import StrPath
 from minitrain.machine.given_durations import CALIBRATED
 from minitrain.machine.price import accounts_of
@@ -692,6 +692,7 @@ class Run(DeviceMemoryFigures, FiguresOfStep):
         return above("words").view_of(self)
 
 
+@typed
 def load_run(path: StrPath) -> Run:
     """Read a run that `Run.save` wrote.
 

@@ -45,7 +45,7 @@ from minitrain.engine.dist import Dist
 from minitrain.engine.model import Model, watched
 from minitrain.engine.observers import Executor, Observer, together
 from minitrain.engine.semantics import require_handed_on
-from minitrain.errors import HardwareConfigError, UsageError, reason_of, require_count
+from minitrain.errors import HardwareConfigError, UsageError, reason_of, require_count, typed
 from minitrain.files import StrPath
 from minitrain.machine.predictor import network_of
 from minitrain.operations import TIME, UNITS_PER_ELEMENT
@@ -461,6 +461,7 @@ def shows_run_parameters(function: F) -> F:
 
 
 @of_strategy(SimulateKeywords)
+@typed
 def simulate(
     strategy: str | Strategy, *, loop_factory: LoopFactory | None = None, watch: Watch | None = None, **parameters: Any
 ) -> Run:
@@ -488,6 +489,7 @@ def simulate(
 
 
 @of_strategy(StepKeywords)
+@typed
 async def simulate_async(strategy: str | Strategy, *, watch: Watch | None = None, **parameters: Any) -> Run:
     """Simulate one training step of a strategy in the running event loop.
 
@@ -693,6 +695,7 @@ class Comparison:
 
 
 @of_strategies(CompareKeywords)
+@typed
 def compare(
     strategies: str | Iterable[str | Strategy] | None = None,
     *,

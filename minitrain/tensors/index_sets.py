@@ -15,6 +15,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
+from minitrain.errors import UsageError
+
 Numbers = frozenset[int]
 
 _MOST_RUNS = 8  # shown by `ranges`
@@ -23,7 +25,10 @@ _MOST_RUNS = 8  # shown by `ranges`
 def span(start: Any, stop: Any) -> Sequence[Any]:
     """Return `range(start, stop)`, also where each rank of a class has its own start and stop."""
     end = start if hasattr(start, "span") else stop  # an end that has a `span` stands for many ranks
-    return end.span(start, stop) if hasattr(end, "span") else range(start, stop)
+    try:
+        return end.span(start, stop) if hasattr(end, "span") else range(start, stop)
+    except TypeError:
+        raise UsageError(f"a span has integers as ends, got {start!r} and {stop!r}; divide by //") from None
 
 
 def between(borders: Iterable[int]) -> tuple[range, ...]:

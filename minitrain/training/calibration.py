@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import nnls  # type: ignore[import-untyped]
 
-from minitrain.errors import UsageError, require_count
+from minitrain.errors import UsageError, require_count, typed
 from minitrain.machine.given_durations import MESSAGES, Asked, CalibratedPredictor, Calibration, Line
 from minitrain.operations import PRICE, STRIDE
 from minitrain.run.analysis.moments import Moments
@@ -83,6 +83,7 @@ class Measured:
         return f"{name} ({given}): {1e3 * self.step_s:.4g} ms"
 
 
+@typed
 def calibrate(
     strategies: Sequence[Any],
     sizes: Sequence[Mapping[str, Any]],

@@ -29,7 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, typed
 from minitrain.files import StrPath
 from minitrain.machine.profiler_traces import (
     EMBEDDING,
@@ -166,6 +166,7 @@ def _of_another_program(matches: Sequence[Match]) -> str:
     )
 
 
+@typed
 def read_profiles(
     predicted: Run, traces: Sequence[StrPath], *, marks: Marks | None = None, step: int | None = None
 ) -> Profiled:

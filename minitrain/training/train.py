@@ -11,12 +11,12 @@ simulation. What is extrapolated is said with every curve: that the loss of both
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import UsageError, require_count, require_installed, require_number
+from minitrain.errors import UsageError, require_count, require_installed, require_number, typed
 from minitrain.files import StrPath, write_text
 from minitrain.run.parameters import split_keywords
 from minitrain.run.rank_tasks import declared_by
@@ -44,6 +44,7 @@ Watch = Callable[[int, float], None]
 """Called after each step with its number and its loss."""
 
 
+@typed
 def train(
     strategy: Any,
     *,
@@ -53,7 +54,7 @@ def train(
     steps: int = 20,
     backend: str = "gloo",
     workload: Any = None,
-    data: Any = None,
+    data: str | os.PathLike[str] | Iterable[str] | None = None,
     optimizer: Adam | Momentum | None = None,
     seed: int = 0,
     dtype: str = "float32",
@@ -110,6 +111,8 @@ def train(
     require_number("patience", patience, " of seconds")
     _require_word("backend", backend, BACKENDS)
     _require_word("dtype", dtype, DATATYPES)
+    if optimizer is not None and not hasattr(optimizer, "num_moments"):
+        raise UsageError(f"optimizer must be an Adam or a Momentum of minitrain.proof, got {optimizer!r:.80}")
     started = _ranks_of_torchrun()
     world_size = started or DEFAULT_RANKS if world_size is None else world_size
     if started and world_size != started:
@@ -296,6 +299,7 @@ class LossCurves:
         return write_text(Path(path), [self.figure().to_html(include_plotlyjs=True, full_html=True)])
 
 
+@typed
 def loss_curves(
     strategies: Sequence[str],
     *,
@@ -324,7 +328,7 @@ def loss_curves(
         MinitrainError: what `simulate` and `train` raise.
     """
     require_count("updates", updates)
-    if not strategies or isinstance(strategies, str):
+    if not strategies:
         example = '["ddp", "diloco:local_steps=8"]'
         raise UsageError(f"strategies must be a sequence of names, such as {example}, got {strategies!r:.80}")
     return LossCurves([_curve(name, updates, dict(trained or {}), simulated, watch) for name in strategies])

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, typed
 from minitrain.files import StrPath
 from minitrain.operations import COMM, HOST_MOVES
 from minitrain.run.analysis.labels import duration
@@ -242,6 +242,7 @@ class Gap:
         return f"<Gap: {self.words[0]}>"
 
 
+@typed
 def diff(before: Any, after: Any, *, names: tuple[str, str] = ("A", "B")) -> Gap:
     """Attribute the gap between the step times of two runs.
 

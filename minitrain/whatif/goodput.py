@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.errors import UsageError, require_count, require_number
+from minitrain.errors import UsageError, require_count, require_number, typed
 from minitrain.machine.device import mtbf_hours_of, require_devices, require_mtbf
 from minitrain.operations import OFFLOAD, WRITE
 from minitrain.run.analysis.labels import GIB, duration
@@ -356,6 +356,7 @@ class Goodput:
 
 
 @of_strategy(GoodputKeywords)
+@typed
 def goodput(
     strategy: str | Strategy,
     *,

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitrain.errors import UsageError, is_number, require_count
+from minitrain.errors import UsageError, is_number, require_count, typed
 from minitrain.files import StrPath
 from minitrain.machine.config import numbers_of, rule_of, varied_configs
 from minitrain.machine.config_format import SHARE, WHOLE
@@ -279,6 +279,7 @@ class Sensitivity:
             yield f"  {price.path:<{wide}}  {times}, {share / 100:>+7.3%}"
 
 
+@typed
 def sensitivity(run: Run, change: float = 0.1) -> Sensitivity:
     """Return how the step time of a finished run changes with each kind of operation and each price.
 
@@ -633,6 +634,7 @@ def _added(one: Carrier) -> str:
     return f"{duration(abs(one.added_s))} {'more' if one.added_s >= 0 else 'less'} than recorded"
 
 
+@typed
 def monte_carlo(run: Run, noise: Noise, *, samples: int = 1000, seed: int = 0) -> MonteCarlo:
     """Time a finished run again under many draws of noise.
 
@@ -649,10 +651,8 @@ def monte_carlo(run: Run, noise: Noise, *, samples: int = 1000, seed: int = 0) -
         UsageError: the run has not kept every rank's events, noise is for ranks or a tier that it does not have, or a
             parameter is outside its rule.
     """
-    require_count("samples", samples)
+    require_count("samples", samples, most=2**24)
     require_count("seed", seed, 0)
-    if not isinstance(noise, Noise):
-        raise UsageError(f"noise must be a `mt.Noise`, such as mt.Noise(jitter=0.05), got {noise!r:.80}")
     require_events(run, "monte_carlo")
     _require_ranks(noise, run.world_size)
     activities = make_activities(run.step_timeline)

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.errors import UsageError, is_count, is_number
+from minitrain.errors import UsageError, is_count, is_number, typed
 from minitrain.machine.config_format import ReadOnly
 from minitrain.operations import COMM, EVENT_TYPES, HOST_MOVES
 from minitrain.operations import COMPUTING as OF_COMPUTING
@@ -39,6 +39,7 @@ from minitrain.run.analysis.retiming import Program, first_events, make_graph, m
 from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Timeline
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class Histogram:
     """Measured durations of one operation that was repeated, in bins; a draw is uniform within its bin.

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, typed
 from minitrain.machine.cluster import Cluster
 from minitrain.machine.config import SystemConfig, load_config, validated, with_value
 from minitrain.machine.price import PRICING_PARAMETERS, Pricing, RankPredictors
@@ -446,6 +446,7 @@ class Priced:
 
 
 @on_machines(PriceKeywords)
+@typed
 def price(
     strategy: str | Strategy,
     hardware: Any = None,
@@ -485,6 +486,7 @@ def price(
 
 
 @on_machines(PriceKeywords)
+@typed
 async def price_async(
     strategy: str | Strategy,
     hardware: Any = None,

@@ -18,7 +18,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, typed
 from minitrain.machine.config import SystemConfig, load_config
 from minitrain.machine.network import Network
 from minitrain.machine.platform.fair_sharing import FairSharing, Flow, at
@@ -424,6 +424,7 @@ class Replayed:
         return "\n".join([*lines, *([] if busiest is None else [f"busiest link: {busiest[0]} ({busiest[1]:.1%})"])])
 
 
+@typed
 def replay(
     runs: Run | Sequence[Run],
     platform: Any = None,

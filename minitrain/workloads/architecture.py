@@ -25,7 +25,7 @@ from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, NamedTuple, final
 
-from minitrain.errors import choice_fault, closest, count_fault, is_count, is_number, refuse, shown
+from minitrain.errors import choice_fault, closest, count_fault, is_count, is_number, refuse, shown, typed
 from minitrain.workloads.documents import Documents
 from minitrain.workloads.mixers import LatentAttention, LinearAttention, SparseAttention
 
@@ -89,6 +89,7 @@ SCALINGS = ("delayed", "current", "blockwise", "mx", "nvfp4", "rowwise")
 _LEAST = {"parameter_bytes": 1, "gradient_bytes": 0, "optimizer_bytes": 0, "activation_bytes": 1}
 
 
+@typed
 @final
 @dataclass(frozen=True, slots=True)
 class Precision:

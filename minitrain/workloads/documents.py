@@ -24,7 +24,7 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import UsageError, count_fault, is_count, refuse, shown
+from minitrain.errors import UsageError, count_fault, is_count, refuse, shown, typed
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,6 +38,7 @@ CUTS = ("sequence", "document")
 _LOG_NORMAL = "lognormal"
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class Documents:
     """Which documents the samples of a batch consist of.

@@ -29,7 +29,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from minitrain.errors import UsageError, closest, is_count, is_number, refuse, shown
+from minitrain.errors import UsageError, closest, is_count, is_number, refuse, shown, typed
 from minitrain.files import StrPath, read_json
 from minitrain.workloads.architecture import Lora
 from minitrain.workloads.mixers import LatentAttention, LinearAttention, SparseAttention
@@ -644,6 +644,7 @@ _NOTHING_ELSE: Mapping[str, Sequence[Any]] = _TABLES["nothing_else"]
 """What may be there and must not say anything else: all else trains more, or other weights in other layers."""
 
 
+@typed
 def read_lora(source: StrPath | Mapping[str, Any]) -> Lora:
     """Return the adapters that a config of PEFT describes.
 

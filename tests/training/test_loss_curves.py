@@ -64,7 +64,7 @@ def test_who_is_there_first_is_told_by_smoothed_losses() -> None:
 @pytest.mark.parametrize(
     ("strategies", "more", "message"),
     [
-        ("ddp", {}, "strategies must be a sequence of names"),
+        ("ddp", {}, "strategies must be of type Sequence"),
         ([], {}, "strategies must be a sequence of names"),
         (["ddp"], {"updates": 0}, "updates must be an integer of at least 1"),
         (["diloco:local_steps=3"], {"updates": 4}, r"updates \(4\) must be a multiple of 3"),

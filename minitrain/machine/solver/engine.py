@@ -23,7 +23,7 @@ from itertools import cycle, product
 from numbers import Integral
 from typing import Any
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, typed
 from minitrain.files import StrPath
 from minitrain.machine import SystemConfig, load_config, shipped_configs
 from minitrain.machine.solver.constants import ureg
@@ -350,6 +350,7 @@ def _inference_ms(profile: PerformanceProfile, case: Case) -> float:
     return float(profile.latency.to(ureg.ms).magnitude / case.batch_size)
 
 
+@typed
 def solve(
     model: StrPath | ModelSpec | Transformer | Sequence[Any],
     system: StrPath | SystemArchetype | Hardware | SystemConfig | Sequence[Any],

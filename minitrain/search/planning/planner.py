@@ -32,7 +32,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from minitrain.engine.semantics import Shares
-from minitrain.errors import MinitrainError, UsageError, require_count
+from minitrain.errors import MinitrainError, UsageError, require_count, typed
 from minitrain.files import StrPath, read_json, write_text
 from minitrain.machine import load_config
 from minitrain.machine.cluster import Cluster
@@ -472,6 +472,7 @@ _REFINED = 3  # of the best candidates
 _PATIENCE = 60  # simulated steps in a row that are no better, where links hide what bounds say
 
 
+@typed
 def plan(
     workload: Any,
     cluster: Any,

@@ -33,7 +33,7 @@ from typing import Any, Generic, TypeVar
 
 from minitrain.engine.model import Model
 from minitrain.engine.operations import Launched
-from minitrain.errors import StrategyError, UsageError
+from minitrain.errors import StrategyError, UsageError, typed
 from minitrain.files import read_text
 from minitrain.run.strategy_loading import ShippedStrategy
 from minitrain.search.schedules.held_layers import Degrees, Division, HeldLayers, Steps, require_multiple
@@ -292,6 +292,7 @@ async def _until_travelling(steps: Steps, result: Any) -> Any:
 count_as_strategy(__file__)
 
 
+@typed
 def from_schedule(schedule: Schedule) -> ShippedStrategy:
     """Return the strategy that runs a schedule.
 

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 from zlib import crc32
 
-from minitrain.errors import NO_MEMORY, UsageError, require_count
+from minitrain.errors import NO_MEMORY, UsageError, require_count, typed
 from minitrain.files import StrPath, replacing
 from minitrain.plain_text import spreadsheet_cell
 from minitrain.run.figures import data_frame
@@ -359,6 +359,7 @@ def _listed(words: Sequence[str], last: str) -> str:
 
 
 @over_grid(SweepKeywords)
+@typed
 def sweep(
     strategies: str | Strategy | Iterable[str | Strategy],
     grid: Grid,

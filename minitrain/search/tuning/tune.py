@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.errors import UsageError, require_count, require_number
+from minitrain.errors import UsageError, require_count, require_number, typed
 from minitrain.files import StrPath
 from minitrain.run.figures import data_frame
 from minitrain.run.parameters import DEFAULTS
@@ -162,6 +162,7 @@ HEAD_ROOM = 0.05
 """What stays free by default: an estimate of blocks of the allocator that fit nothing, without expandable segments."""
 
 
+@typed
 def tune(
     workload: Any = None,
     hardware: Any = DEFAULTS["hardware"],
@@ -229,6 +230,7 @@ def tune(
     """
     require_objective(objective)
     require_workers(executor)
+    require_count("num_samples", num_samples)
     require_time_limit(time_limit_s)
     if budget_s is not None:
         require_number("budget_s", budget_s, " of seconds", or_zero=True)
@@ -239,6 +241,8 @@ def tune(
         for size in _listed(world_size)
         for more in _by_precision(_checked(parameters), _listed(precision))
     ]
+    if not problems:
+        raise UsageError("tune needs a machine and a number of ranks, got an empty list; name one")
     chosen = _chosen(strategies, problems[0].machine)
     _require_known(space or {}, chosen)
     found = [

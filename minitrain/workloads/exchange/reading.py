@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, typed
 from minitrain.files import StrPath, parse_json, read_text
 from minitrain.workloads.exchange import deepspeed, megatron_bridge, megatron_core, megatron_lm, torchtitan
 from minitrain.workloads.exchange.megatron_lm import words_of
@@ -27,6 +27,7 @@ _KNOWN = (
 )
 
 
+@typed
 def read_recipe(source: StrPath, /, *, ignore: Sequence[str] = ()) -> Recipe:
     """Read what another tool is told to train: on how many ranks, and in which layout.
 
@@ -139,6 +140,7 @@ _FORMATS: Mapping[str, _Format] = {
 TOOLS = tuple(_FORMATS)
 
 
+@typed
 def write_recipe(recipe: Recipe, tool: str) -> str:
     """Return the arguments by which a tool trains the same model in the same layout.
 

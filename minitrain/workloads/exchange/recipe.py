@@ -12,11 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, typed
 from minitrain.files import read_json
 from minitrain.workloads.transformer import Transformer, models
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class Recipe:
     """What a tool's arguments say, in the words of `simulate`.

@@ -508,7 +508,7 @@ def test_a_value_of_the_wrong_type_is_a_failed_row(value: Any, tmp_path: Path) -
     [
         ({}, "must vary at least one parameter"),
         ([], "must hold at least one configuration"),
-        (None, "a dict of lists, or an iterable of dicts"),
+        (None, r"grid must be of type Mapping"),
         ("world_size=8", "a dict of lists, or an iterable of dicts"),
         ({"strategy": ["ddp"]}, "give a list of strategies"),
         ({8: [1]}, "must have names, got 8"),

@@ -1,0 +1,121 @@
+"""Whatever is given to a public function or class, an error of minitrain's says what is wrong with it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import math
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minitrain as mt
+from minitrain.run.parameters import DEFAULTS
+
+MADE_BY_OTHERS = {
+    *("Comparison", "DisturbedRun", "FailedRun", "Gap", "Goodput", "Grade", "LossCurves", "MeasuredRun", "MonteCarlo"),
+    *("Plan", "Priced", "Profiled", "Proof", "Replayed", "Run", "Sensitivity", "StrategyModel", "Sweep", "Tuning"),
+    *("Validation", "Calibration", "MeasuredLayers", "Model"),
+}
+CALLED = [
+    name
+    for name in mt.__all__
+    if callable(getattr(mt, name)) and name not in MADE_BY_OTHERS and not name.endswith("Error")
+]
+SIZES = {"world_size": 2, "num_layers": 2, "global_batch_size": 4}
+QUICK = sorted(
+    {*CALLED} - {"validate", "tune", "train", "calibrate", "loss_curves"}
+)  # which do much with what they take
+
+
+@cache
+def valid() -> dict[str, Any]:
+    """Return a valid value of every parameter that has no default, but for numbers, such as 8."""
+    run = mt.simulate("ddp", **SIZES)  # type: ignore[arg-type]  # of any parameter
+    return SIZES | {
+        "run": run,
+        "runs": run,
+        "before": run,
+        "after": run,
+        "predicted": run,
+        "noise": mt.Noise(jitter=0.1),
+        "groups": [mt.Devices("a100_80g", 2)],
+        "cluster": mt.Cluster([mt.Devices("a100_80g", 2)]),
+        "kind": "a100_80g",
+        "count": 2,
+        "name": "mine",
+        "rank": 0,
+        "at_s": 0.1,
+        "bytes_per_s": 1e9,
+        "hidden_size": 64,
+        "num_heads": 4,
+        "vocab_size": 256,
+        "seq_len": 16,
+        "workload": "gpt2",
+        "resistance_K_per_W": 0.1,
+        "capacity_J_per_K": 100.0,
+        "throttle_C": 90.0,
+        "edges": (0.9, 1.1),
+        "counts": (1.0,),
+        "probability": 0.5,
+        "factor": 2.0,
+        "path": "none.jsonl",
+        "source": "none.json",
+        "traces": ["none.json"],
+        "tool": "deepspeed",
+        "strategy": "ddp",
+        "strategies": ["ddp"],
+        "options": {},
+        "sizes": [{"num_layers": 2}],
+        "grid": {"world_size": [2]},
+        "exercise": "01",
+        "model": "gpt2",
+        "system": "a100_80g",
+        "start": 0,
+        "stop": 2,
+        "steps": 2,
+        "compression": lambda each: each,
+        "schedule": mt.schedules.gpipe(2, 2),
+        "recipe": mt.Recipe("ddp", {}),
+    }
+
+
+def call(name: str, bad: str, value: Any) -> None:
+    """Call something public with one bad argument."""
+    parameters = inspect.signature(getattr(mt, name)).parameters.values()
+    given = {
+        each.name: valid().get(each.name, 8)
+        for each in parameters
+        if (each.default is each.empty and each.kind is not each.VAR_KEYWORD) or each.name in SIZES
+    }
+    given[bad] = value
+    first = [given.pop(each.name) for each in parameters if each.kind is each.POSITIONAL_ONLY]
+    found = getattr(mt, name)(*first, **given)
+    if inspect.iscoroutine(found):
+        asyncio.run(found)
+
+
+def parameters_of(name: str) -> list[str]:
+    """Return the parameters that something public has of its own."""
+    parameters = inspect.signature(getattr(mt, name)).parameters.values()
+    taken = set() if name == "simulate" else set(DEFAULTS)  # which all hand to one class
+    return [each.name for each in parameters if each.kind is not each.VAR_KEYWORD and each.name not in taken]
+
+
+@pytest.mark.parametrize("name", CALLED)
+def test_an_argument_of_a_wrong_type_is_refused(name: str) -> None:
+    for parameter in parameters_of(name):
+        with pytest.raises(mt.MinitrainError, match=r"\w"):
+            call(name, parameter, object())
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_whatever_is_given_no_error_is_of_pythons_own(name: str, tmp_path: Path) -> None:
+    for parameter in parameters_of(name):
+        values: list[Any] = [-1, math.nan, b"\xff", tmp_path, []]
+        for value in values:
+            with suppress(mt.MinitrainError):
+                call(name, parameter, value)
