@@ -58,6 +58,7 @@ from minitrain.machine import load_config
 from minitrain.machine.kernel_device import rates_of
 from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
 from minitrain.operations.event_log import COMPUTE
+from minitrain.run.parameters import AUTO
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.search.tuning.layouts import Columns
@@ -600,7 +601,7 @@ def _run(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Run:
         platform=case.platform or COMPONENTS,
         without=without,
         fold=layout.world_size > 1 and case.options.get("imbalance", 1) == 1,
-        contention=_is_slowed_down(case),
+        contention=_is_slowed_down(case) or AUTO,
         check=False,
         microbatch_size=layout.microbatch_size,
         **case.options,
@@ -613,15 +614,13 @@ def _is_combined(case: Case) -> bool:
 
 
 def _is_slowed_down(case: Case) -> bool:
-    """Return whether computing is slowed down by communication beside it.
+    """Return whether computing is slowed down by communication beside it, where runs are not by themselves.
 
-    What eager FSDP's platforms were fitted on had it nearly all of the time, so that their clocks contain it.
     Pipelines that are put together from pieces are slowed down there (`Columns`); others, beside the last of many
     microbatches alone, are not.
     """
-    if case.strategy == "fsdp":
-        return not (case.platform or COMPONENTS).contains_contention
-    return _is_combined(case) or (case.layout.pp == 1 and bool(case.options.get("overlap_replicas")))
+    is_alone = case.layout.pp == 1 and bool(case.options.get("overlap_replicas"))
+    return case.strategy == "megatron" and (is_alone or _is_combined(case))
 
 
 def _predicted(run: Run, system: SystemConfig) -> Prediction:

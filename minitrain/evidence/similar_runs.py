@@ -30,7 +30,7 @@ AXES = ("tp", "pp", "cp", "ep")
 
 _SCALE = 8
 _LEAST = 5
-_PLATFORM = re.compile(r"kernels, platform ([^,;]+)")
+_PLATFORM = re.compile(r"kernels, platform ([^,;]+)(, with contention)?")
 _FITTED = re.compile(r"(.+) \(fitted to (\+- \d+ %)\)")  # `minitrain.machine.platforms.Platform.title`
 
 

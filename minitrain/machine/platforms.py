@@ -275,7 +275,8 @@ class Platform:
     def contains_contention(self) -> bool:
         """Return whether its numbers contain what collectives take from computing, and copies of units.
 
-        Those of persistent kernels do not: these were fitted to runs that are timed again for contention.
+        What eager FSDP's platforms were fitted on had it nearly all of the time. Those of persistent kernels do not
+        contain it: these were fitted to runs that are timed again for contention.
         """
         return not self.persistent and not self.fitted_on.startswith("nothing")
 

@@ -149,9 +149,9 @@ def _of_memory(price: Price) -> float:
 
 def require_contention(value: object) -> None:
     """Raise a UsageError unless a value is one of those that `contention` of a run may have."""
-    if not isinstance(value, bool) and value != EXACT:
+    if not isinstance(value, bool) and value not in (EXACT, "auto"):
         raise UsageError(
-            f'contention must be True, False or "exact", got {value!r}; "exact" lets transfers share links'
+            f'contention must be True, False, "exact" or "auto", got {value!r}; "exact" lets transfers share links'
         )
 
 

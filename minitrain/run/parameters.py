@@ -123,6 +123,8 @@ def is_given(name: str, value: Any) -> bool:
     """Return whether a parameter asks for something."""
     if name == "steps":
         return value is not None and value > 1
+    if name == "contention":
+        return bool(value) and value != AUTO
     return asks_to_fold(value) if name == "fold" else bool(value)
 
 
@@ -285,7 +287,8 @@ class RunParameters:
         recovery: What happens after a failure: spares=1, elastic=true, detection_s=30, restart_s, repair_s, ...; repeat
             it for more. In Python an `mt.Recovery`; `mt.Recovery()` if None.
         contention: Slow computing down by the communication beside it (see `minitrain.run.contention`); "exact" to let
-            transfers share links too (see `minitrain.replay`). `model.time` during the run does not include it.
+            transfers share links too (see `minitrain.replay`). "auto" does so for `fsdp` on platforms whose numbers do
+            not contain it, such as compiled-fsdp and xla. `model.time` during the run does not include it.
         p2p_buffer: Untagged messages that may lie unreceived before a blocking send waits.
         check: Verify the final weights.
         memory_by_kind: Keep a journal of what enters and leaves each store, for memory curves by kind.
@@ -346,7 +349,7 @@ class RunParameters:
     recovery: Any = parameter(
         None, "--recovery", commands="run goodput", kind=list, metavar="NAME=VALUE", panel=FAILURES
     )
-    contention: bool | str = False
+    contention: bool | str = AUTO
     p2p_buffer: int | None = 1
     check: bool = True
     memory_by_kind: bool = False

@@ -22,14 +22,22 @@ from minitrain.engine.protocol import lines_of_calls, shortened
 from minitrain.engine.semantics import DeclaredLocalSteps, Entry, SharesOfRun
 from minitrain.errors import MinitrainError, StrategyError, UsageError
 from minitrain.machine.device import DataSheet
+from minitrain.machine.platforms import find_platform
 from minitrain.machine.predictor import network_of
 from minitrain.machine.price import PENDING, Predictor, RankPredictors, predictor_of
 from minitrain.operations import PRICE, STRIDE
 from minitrain.run.device_memory import OutOfMemory, device_memory_of, error_of, excess_of, when, worst_of
 from minitrain.run.facts import DeviceKind, kinds_of, name_of_workload, trained_model_of
-from minitrain.run.parameters import DEFAULTS, RunParameters, split_keywords
+from minitrain.run.parameters import AUTO, DEFAULTS, RunParameters, split_keywords
 from minitrain.run.result import Run
-from minitrain.run.strategy_loading import Strategy, choose_strategy, framework_of, options_of, unwrapped
+from minitrain.run.strategy_loading import (
+    Strategy,
+    choose_strategy,
+    framework_of,
+    hides_collectives,
+    options_of,
+    unwrapped,
+)
 from minitrain.source_lines import passed_by
 from minitrain.workloads.workload import fills_devices
 
@@ -72,6 +80,22 @@ class PreparedRun:
     simulate: Callable[[PreparedRun], Awaitable[Run]] | None = None
     entry_clocks: Sequence[float] | None = None
     is_later: bool = False
+
+    @property
+    def contention(self) -> bool | str:
+        """Whether the run is timed again for contention; one of several steps, or of totals, is not by itself."""
+        asked, parameters = self.parameters.contention, self.parameters
+        if asked != AUTO:
+            return asked
+        is_whole = parameters.log == "full" and self.entry_clocks is None
+        return is_whole and suits_contention(self.function, self.predictor)
+
+    @property
+    def priced_by(self) -> str:
+        """What prices operations, in words; devices of a cluster may have platforms of their own."""
+        each = self.predictor.predictors if isinstance(self.predictor, RankPredictors) else (self.predictor,)
+        different = {id(pricing): pricing for pricing in (getattr(one, "pricing", "roofline") for one in each)}
+        return "; ".join(dict.fromkeys(map(str, different.values()))) + contention_in_words(self)
 
     @property
     def hardware_name(self) -> str:
@@ -189,7 +213,7 @@ class PreparedRun:
             needed_memory_bytes=max([memory.needed_bytes for memory in memories], default=None),
             network=network_of(machine) or "flat",
             num_nodes=getattr(machine, "num_nodes", 1),
-            priced_by=_priced_by(self.predictor),
+            priced_by=self.priced_by,
             prepared=self,
             sheets=self._sheets(),
             tokens_per_sample=getattr(workload, "tokens_per_sample", None),
@@ -198,11 +222,18 @@ class PreparedRun:
         )
 
 
-def _priced_by(predictor: Predictor | RankPredictors) -> str:
-    """Return what priced operations, in words; devices of a cluster may have platforms of their own."""
+def suits_contention(strategy: Strategy, predictor: Any) -> bool:
+    """Return whether collectives of a strategy slow computing down, which no number of its platform contains."""
     each = predictor.predictors if isinstance(predictor, RankPredictors) else (predictor,)
-    different = {id(pricing): pricing for pricing in (getattr(one, "pricing", "roofline") for one in each)}
-    return "; ".join(dict.fromkeys(map(str, different.values())))
+    platforms = {getattr(getattr(one, "pricing", None), "platform", None) for one in each} - {None}
+    return hides_collectives(strategy) and any(not find_platform(one).contains_contention for one in platforms)
+
+
+def contention_in_words(prepared: PreparedRun) -> str:
+    """Return whether contention has a price, as figures end what priced operations; "" where that is no question."""
+    if not suits_contention(prepared.function, prepared.predictor):
+        return ""
+    return ", with contention" if prepared.contention else ", without contention"
 
 
 def _different(meshes: Sequence[dict[str, int]]) -> list[dict[str, int]]:

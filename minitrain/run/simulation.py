@@ -56,6 +56,7 @@ from minitrain.run.event_loops import LoopFactory, rare_collections, run_to_end,
 from minitrain.run.facts import Steps, described, name_of_workload, period_of, trained_model_of
 from minitrain.run.figures import data_frame, summary_of
 from minitrain.run.parameters import (
+    AUTO,
     DEFAULTS,
     EXCLUSIONS,
     OF_TRANSFORMER,
@@ -100,8 +101,13 @@ class Variant:
     fields: Callable[[Sequence[Any]], dict[str, Any]]
 
 
-def choose_variant(parameters: RunParameters) -> Variant:
-    """Return how a run with these parameters is simulated, all of its ranks."""
+def choose_variant(parameters: RunParameters, contention: bool | str = False) -> Variant:
+    """Return how a run with these parameters is simulated, all of its ranks.
+
+    Args:
+        parameters: those of the run.
+        contention: what times it again.
+    """
     if parameters.log == "summary":
         return _summary()
     observers, executor = _observers(parameters), _executor(parameters)
@@ -114,7 +120,7 @@ def choose_variant(parameters: RunParameters) -> Variant:
         functools.partial(kind, **makes),
         Run,
         functools.partial(_around_hooked, parameters, [*observers, *([] if executor is None else [executor])]),
-        functools.partial(_fields_of_full, parameters),
+        functools.partial(_fields_of_full, parameters, contention),
     )
 
 
@@ -150,7 +156,7 @@ def _may_fold(prepared: PreparedRun) -> bool:
         or parameters.fold is False
         or parameters.world_size < LEAST_RANKS
         or parameters.log != "full"
-        or parameters.contention
+        or parameters.contention not in (AUTO, False)
     ):
         return False
     return is_shipped(prepared.function) and not EXCLUSIONS["fold"].found({**parameters.by_name(), "fold": True})
@@ -206,12 +212,12 @@ def _around_hooked(
         hook.finish(models)
 
 
-def _fields_of_full(parameters: RunParameters, models: Sequence[Any]) -> dict[str, Any]:
+def _fields_of_full(parameters: RunParameters, contention: bool | str, models: Sequence[Any]) -> dict[str, Any]:
     """Return what the parameters add to a run whose events are kept."""
     fields: dict[str, Any] = {}
-    if parameters.contention == EXACT:
+    if contention == EXACT:
         fields["logs"], fields["links"] = _on_shared_links(parameters, models)
-    elif parameters.contention:
+    elif contention:
         fields["logs"] = with_contention([model._log for model in models])
     if parameters.memory_by_kind:
         fields["memory_journals"] = journals = [model.memory_journal for model in models]
@@ -562,7 +568,7 @@ async def _simulate_steps(prepared: PreparedRun) -> Run:
 async def _simulate_every_rank(prepared: PreparedRun) -> Run:
     """Simulate all ranks and return their run."""
     parameters = prepared.parameters
-    variant: Variant = prepared.variant or choose_variant(parameters)
+    variant: Variant = prepared.variant or choose_variant(parameters, prepared.contention)
     dist = prepared.transport()
     with rare_collections():  # from the set-up on: a rank is a few dozen objects too
         models = _models(prepared, variant, dist)

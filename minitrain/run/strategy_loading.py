@@ -214,6 +214,11 @@ def framework_of(strategy: Strategy) -> str | None:
     return "megatron" if _name_of(function) in _OF_MEGATRON else "torchtitan"
 
 
+def hides_collectives(strategy: Strategy) -> bool:
+    """Return whether a strategy's gathers and reductions of shards run beside computing: those of `fsdp` do."""
+    return is_shipped(unwrapped(strategy)) and _name_of(strategy) == "fsdp"
+
+
 _OF_MEGATRON = ("deepseek_like", "megatron", "moe")
 
 

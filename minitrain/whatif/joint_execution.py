@@ -7,6 +7,9 @@ What a run chooses by prices (the stages of a pipeline, which ranks fold) is not
 same choices from their own prices; those that choose otherwise are executed in a group of their own. A strategy that
 reads a clock, a price or its log is found, and simulated machine by machine.
 
+Where contention slows computing down, the logs are timed again with the prices of each machine, which says how long
+operations last there.
+
 `execute` is for callers that have a prepared run: `price`, sweeps, `noise`.
 """
 
@@ -24,11 +27,12 @@ import numpy as np
 from minitrain.engine.model import Model
 from minitrain.errors import MinitrainError
 from minitrain.machine.price import Predictor, Price
-from minitrain.operations import LAUNCHED, STRIDE, TIME
+from minitrain.operations import LAUNCHED, PRICE, STRIDE, TIME, EventLog
 from minitrain.run.analysis.retiming import Program, program_of_logs, retime, seconds_of
 from minitrain.run.analysis.timeline import Floats, Ints
+from minitrain.run.contention import with_contention
 from minitrain.run.folding.model import FoldedModel
-from minitrain.run.rank_tasks import PreparedRun
+from minitrain.run.rank_tasks import PreparedRun, contention_in_words
 from minitrain.run.result import Run
 from minitrain.run.simulation import Variant, simulate_prepared
 from minitrain.source_lines import present_place
@@ -186,6 +190,11 @@ class RecordedRun(PreparedRun):
     stragglers: Mapping[int, Recorder] | None = None
 
     @property
+    def contention(self) -> bool:
+        """Contention is found out machine by machine, afterwards."""
+        return False
+
+    @property
     def has_stragglers(self) -> bool:
         """Whether computing takes longer on some ranks of some machines."""
         return bool(self.stragglers)
@@ -206,6 +215,7 @@ class Recording:
         prices: what their durations are the prices of.
         recorder: what was asked and chosen.
         excesses: when ranks exceeded memories.
+        prepared: the run on its machine.
     """
 
     run: Run
@@ -213,6 +223,7 @@ class Recording:
     prices: Sequence[Price]
     recorder: Recorder
     excesses: Sequence[Excess]
+    prepared: PreparedRun
 
     def durations(self, fleet: Fleet, chosen: Ints) -> Floats:
         """Return how long operations take on some machines of a fleet, s, (num_prices, num_chosen).
@@ -227,7 +238,27 @@ class Recording:
             if price.size_bytes != own.size_bytes:
                 raise NotRecordedError("operations move different bytes on different machines")
             row[:] = fleet.column(price.seconds)[chosen]
+        if self.prepared.contention:
+            self._slow_down(found, fleet, chosen)
         return found
+
+    def _slow_down(self, durations: Floats, fleet: Fleet, chosen: Ints) -> None:
+        """Let operations last as long as they do beside others on some machines of a fleet."""
+        logs = [EventLog(log.rank, list(log._rows)) for log in self.run.class_logs]  # type: ignore[attr-defined]  # flat
+        asked = self.recorder.questions
+        known = {place: asked[id(own)][0] for place, own in enumerate(self.prices) if id(own) in asked}
+        answers = {id(one): _on_each(one.ask(fleet.of_rank(one.rank)), chosen) for one in known.values()}
+        number_of = {id(own): place for place, own in enumerate(self.prices)}
+        numbers = [[number_of[id(price)] for price in log._rows[PRICE::STRIDE]] for log in logs]
+        lowest_of = getattr(getattr(self.run, "expansion", None), "lowest", int)
+        for machine in range(len(chosen)):
+            prices = [
+                answers[id(known[place])][machine] if place in known else own for place, own in enumerate(self.prices)
+            ]
+            for log, places in zip(logs, numbers, strict=True):
+                log._rows[PRICE::STRIDE] = [prices[place] for place in places]
+            for log, places in zip(with_contention(logs, lowest_of), numbers, strict=True):
+                durations[places, machine] = [price.seconds for price in log._rows[PRICE::STRIDE]]
 
     def agrees(self, fleet: Fleet, chosen: Ints) -> np.typing.NDArray[np.bool_]:
         """Return which of some machines of a fleet make the choices of the run."""
@@ -238,6 +269,17 @@ class Recording:
         if hosts is not None and self.run.peak_host_memory_bytes:
             found &= fleet.column(hosts)[chosen] >= self.run.peak_host_memory_bytes
         return found
+
+
+def _on_each(price: Price, chosen: Ints) -> list[Price]:
+    """Return a price on each of some machines of a fleet."""
+    columns = {
+        field.name: value[chosen].tolist()
+        for field in fields(Price)
+        if isinstance(value := getattr(price, field.name), np.ndarray) and value.ndim
+    }
+    rows = zip(*columns.values(), strict=True) if columns else [()] * len(chosen)
+    return [replace(price, **dict(zip(columns, row, strict=True))) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +308,8 @@ async def execute(prepared: PreparedRun, machines: Machines) -> list[MachineGrou
     groups = [MachineGroup(alone, None, "each is simulated by itself")] if alone.size else []
     alike: dict[Hashable, list[tuple[Fleet, Ints]]] = defaultdict(list)
     for fleet in machines.fleets(prepared.parameters.world_size, prepared.parameters.workload or MATMUL_LAYER):
-        alike[fleet.shares_recording].append((fleet, np.arange(len(fleet))))
+        said = contention_in_words(replace(prepared, predictor=fleet.predictor))
+        alike[fleet.shares_recording, said].append((fleet, np.arange(len(fleet))))
     for parts in alike.values():
         groups += await _execute_alike(prepared, machines, parts)
     return groups
@@ -330,7 +373,8 @@ def _group(recording: Recording, parts: Sequence[tuple[Fleet, Ints]], reason: st
     durations = np.concatenate([recording.durations(fleet, chosen) for fleet, chosen in parts], axis=1)
     places = np.concatenate([fleet.places[chosen] for fleet, chosen in parts])
     recorded = Recorded(recording.run, recording.program, recording.prices, durations, recording.excesses)
-    return MachineGroup(places, JointFigures(recorded, list(parts)), reason)
+    said = contention_in_words(recording.prepared)
+    return MachineGroup(places, JointFigures(recorded, list(parts), said), reason)
 
 
 async def record(prepared: PreparedRun, machines: Machines, parts: Sequence[tuple[Fleet, Ints]]) -> Recording:
@@ -375,6 +419,9 @@ async def record(prepared: PreparedRun, machines: Machines, parts: Sequence[tupl
         model._looked_at = None
     if recorder.looked:
         raise NotRecordedError(recorder.looked)
+    here = replace(prepared, predictor=first.predictor)
+    if here.contention:
+        _tell_apart(run, recorder)
     program, prices = program_of_logs(run.class_logs, run.ranks_of_class_logs)
     times = _own_times(run, program, prices)
     moments = {id(model): rank for model, rank in zip(run.class_models, program.ranks, strict=True)}
@@ -387,7 +434,18 @@ async def record(prepared: PreparedRun, machines: Machines, parts: Sequence[tupl
     excesses = [Excess(rank, excess, moment) for rank, excess, moment in found if moment is not None]
     if len(excesses) < len(found):
         raise NotRecordedError("a memory is exceeded at no clock that operations have")
-    return Recording(run, program, prices, recorder, excesses)
+    return Recording(run, program, prices, recorder, excesses, here)
+
+
+def _tell_apart(run: Run, recorder: Recorder) -> None:
+    """Give each operation of a run a price of its own, since equal ones last unequally beside others."""
+    for log in run.class_logs:
+        rows: Any = log._rows  # type: ignore[attr-defined]  # a flat log
+        own = [replace(price) for price in rows[PRICE::STRIDE]]
+        for price, found in zip(rows[PRICE::STRIDE], own, strict=True):
+            if id(price) in recorder.questions:
+                recorder.questions[id(found)] = recorder.questions[id(price)][0], found
+        rows[PRICE::STRIDE] = own
 
 
 def _own_times(run: Run, program: Program, prices: Sequence[Price]) -> Floats:

@@ -190,14 +190,15 @@ class JointFigures(FiguresOfStep):
     Args:
         recorded: the run, with the times of all machines.
         parts: the fleets of the machines, and which of each they are.
+        said: what summaries say beside what priced the operations.
     """
 
-    def __init__(self, recorded: Recorded, parts: Sequence[tuple[Fleet, Ints]]) -> None:
+    def __init__(self, recorded: Recorded, parts: Sequence[tuple[Fleet, Ints]], said: str = "") -> None:
         self._run = run = recorded.run
         self.world_size, self.useful_flop = run.world_size, run.useful_flop
         self.hfu_to_mfu, self.tokens_trained = _or_nan(run.hfu_to_mfu), _or_nan(run.tokens_trained)
         self._recorded = recorded
-        self._parts = parts
+        self._parts, self._said = parts, said
 
     def __len__(self) -> int:
         return self._recorded.num_machines
@@ -383,10 +384,9 @@ class JointFigures(FiguresOfStep):
         """
         of_each = zip(self.names(hardware), self._of_each("network"), self._of_each("pricing"), strict=True)
         return [
-            summary_of(
-                _OnMachine(self, machine, hardware=name, network=kind or "flat", priced_by=str(pricing or "roofline"))
-            )
+            summary_of(_OnMachine(self, machine, hardware=name, network=kind or "flat", priced_by=words + self._said))
             for machine, (name, kind, pricing) in enumerate(of_each)
+            for words in [str(pricing or "roofline")]
         ]
 
     def system(self, machine: int) -> Any:

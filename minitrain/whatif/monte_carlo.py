@@ -46,6 +46,7 @@ from minitrain.run.analysis.timeline import NO_LAYER, NONE, Bools, Floats, Ints
 from minitrain.run.event_loops import run_to_end
 from minitrain.run.facts import require_events
 from minitrain.run.figures import data_frame
+from minitrain.run.parameters import AUTO
 from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.result import Run
 from minitrain.whatif.joint_execution import step_times
@@ -89,7 +90,7 @@ Variation = Callable[[str, float], Any]
 def price_swings(run: Run, change: float) -> tuple[PriceSwing, ...]:
     """Return how the step time changes with each figure of the hardware, the widest span first, without spans of 0.
 
-    Nothing is found where no config or `FixedPredictor` prices the run, where it is timed again for contention, and
+    Nothing is found where no config or `FixedPredictor` prices the run, where contention was asked for, and
     where devices died in it.
 
     Args:
@@ -97,7 +98,7 @@ def price_swings(run: Run, change: float) -> tuple[PriceSwing, ...]:
         change: the share by which each figure is made lower and higher.
     """
     prepared: PreparedRun | None = run.prepared
-    if prepared is None or prepared.parameters.contention:
+    if prepared is None or prepared.parameters.contention not in (AUTO, False):
         return ()
     numbers, vary = _figures_of(prepared)
     values = {path: value for path, value in numbers.items() if value}
@@ -223,7 +224,7 @@ class Sensitivity:
     def prices(self) -> tuple[PriceSwing, ...]:
         """How the step time changes with each figure of the hardware, the widest span first; this executes the run.
 
-        Nothing for a run that was read from a file, is priced by no config, was timed again for contention, or in which
+        Nothing for a run that was read from a file, is priced by no config, was asked to have contention, or in which
         devices died.
         """
         return price_swings(self.run, self.change)

@@ -151,6 +151,36 @@ def test_one_rank_of_each_class_is_slowed_down_as_all_of_them(strategy: str, siz
     assert folded.step_time == full.step_time
 
 
+FSDP: dict[str, Any] = {"workload": "tiny", "world_size": 8, "global_batch_size": 16, "microbatch_size": 1}
+
+
+@pytest.mark.parametrize("platform", ["compiled-fsdp", "xla", "pytorch-compiled", "eager-h100", "torchtitan-h100"])
+def test_fsdp_has_contention_where_no_number_of_its_platform_contains_it(platform: str) -> None:
+    run, on, off = (mt.simulate("fsdp", **FSDP, platform=platform, contention=how) for how in ("auto", True, False))
+    is_on = platform not in ("eager-h100", "torchtitan-h100")
+    assert run.is_folded
+    assert on.step_time > off.step_time
+    assert run.step_time == (on if is_on else off).step_time
+    assert run.priced_by == (on if is_on else off).priced_by
+    assert run.priced_by.endswith(", with contention" if is_on else f"platform {platform}")
+
+
+@pytest.mark.parametrize(
+    ("strategy", "more"),
+    [("ddp", {"platform": "compiled-fsdp"}), ("megatron", {"platform": "xla"}), ("fsdp", {"fidelity": "roofline"})],
+)
+def test_no_other_run_has_contention_that_nobody_asked_for(strategy: str, more: dict[str, Any]) -> None:
+    run, off = (mt.simulate(strategy, **FSDP | more, contention=how) for how in ("auto", False))
+    assert (run.step_time, run.priced_by) == (off.step_time, off.priced_by)
+    assert "contention" not in run.priced_by
+
+
+@pytest.mark.parametrize("more", [{"steps": 2}, {"log": "summary"}])
+def test_what_leaves_contention_out_says_so(more: dict[str, Any]) -> None:
+    run = mt.simulate("fsdp", **FSDP, platform="compiled-fsdp", **more)
+    assert run.priced_by == "kernels, platform compiled-fsdp, without contention"
+
+
 def test_links_that_are_shared_tell_ranks_apart() -> None:
     with pytest.raises(UsageError, match="fold=True does not go with contention='exact'"):
         mt.simulate("ddp", world_size=8, fold=True, contention="exact")

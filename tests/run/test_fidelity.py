@@ -150,7 +150,7 @@ def test_the_default_without_a_model_is_the_roofline() -> None:
         ("1f1b", "b200_192g_nvl8", "kernels, platform torchtitan-h100"),
         ("megatron", "h100_80g_nvl8", "kernels, platform nemo-h100"),
         ("megatron", "a100_80g", "kernels, platform megatron-2021"),
-        ("fsdp", "tpu_v5p", "kernels, platform xla"),
+        ("fsdp", "tpu_v5p", "kernels, platform xla, with contention"),
         ("ddp", "phone", "roofline (phone has no figures of kernels)"),
     ],
 )

@@ -301,6 +301,20 @@ def test_what_follows_one_machine_is_simulated_one_by_one(more: dict[str, Any]) 
     assert priced.step_time.tolist() == [run.step_time for run in priced]
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("fold", [True, False])
+def test_contention_is_that_of_each_machine(fold: bool) -> None:
+    sizes: dict[str, Any] = {"workload": "tiny", "world_size": 8, "global_batch_size": 16, "microbatch_size": 1}
+    vary: dict[str, Any] = {
+        "networks[0].processor_usage": [0.0, 0.1, 0.1, 0.3],
+        "mem1.GBps": [900, 1200, 2400, 3600],
+        "platform": ["xla", "xla", "torchtitan-h100", "compiled-fsdp"],
+    }
+    priced = mt.price("fsdp", vary=vary, fold=fold, **sizes)
+    require_equal_to_separate(priced)
+    assert ["with contention" in run.priced_by for run in priced] == [True, True, False, True]
+
+
 def test_no_more_machines_are_timed_at_once_than_there_is_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minitrain.whatif.joint_execution.MOST_AT_ONCE", 6)
     priced = mt.price("1f1b", vary={"mem1.GBps": list(range(100, 112))}, world_size=4, num_layers=8)

@@ -117,6 +117,14 @@ def test_durations_by_hand_and_platforms_have_prices_too() -> None:
     assert {"platform.clock", "kernels.matmul.float16.tflops"} <= {one.path for one in kernels.prices}
 
 
+def test_prices_of_fsdp_are_varied_with_the_contention_of_its_run() -> None:
+    given: dict[str, Any] = {"workload": "tiny", "world_size": 8, "global_batch_size": 8, "platform": "compiled-fsdp"}
+    found = mt.sensitivity(mt.simulate("fsdp", **given), change=0.1)
+    (rate,) = [one for one in found.prices if one.path == "kernels.matmul.float16.tflops"]
+    varied = mt.price("fsdp", vary={rate.path: [rate.value, rate.value * 1.1]}, **given)
+    assert varied.step_time.tolist() == [found.step_time, rate.higher_s]
+
+
 def test_a_run_that_cannot_be_priced_again_has_no_prices(tmp_path: Path) -> None:
     run = mt.simulate("ddp", **_SIZES)
     run.save(tmp_path / "run.jsonl")

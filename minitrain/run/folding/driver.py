@@ -383,7 +383,7 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
     attempt.is_over = True
     for model in models:
         model.finish()
-    if parameters.contention:
+    if prepared.contention:
         _slow_down(Expansion(attempt, models))
     run = run_of_classes(prepared, attempt, models, excesses)
     if is_confirmed:
@@ -414,7 +414,7 @@ def run_of_classes(
 def _slow_down(expansion: Expansion) -> None:
     """Time the classes again, with computing slowed down by the communication beside it."""
     models = expansion.classes
-    logs = with_contention([model._log for model in models], lambda rank: RankInClass(expansion, rank).lowest)
+    logs = with_contention([model._log for model in models], expansion.lowest)
     for model, log in zip(models, logs, strict=True):
         model._log, model._rows = log, log._rows
         model._time = max((event.end for event in log), default=model._time)

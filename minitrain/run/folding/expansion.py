@@ -111,6 +111,10 @@ class Expansion:
         logs = OfEveryRank(self._log_of, self.attempt.world_size)
         return logs, OfEveryRank(lambda rank: self._model_of(rank, logs[rank]), self.attempt.world_size)
 
+    def lowest(self, rank: int) -> int:
+        """Return the lowest rank of a rank's class."""
+        return RankInClass(self, rank).lowest
+
     def repeated(self, rank: int) -> Repeated | None:
         """Return how a rank repeats the lowest one of its class, if it is another one and does."""
         place = RankInClass(self, rank)

@@ -135,7 +135,7 @@ def _microbatches_of(prepared: PreparedRun) -> Microbatches | None:
     rule: Rule | None = getattr(unwrapped(prepared.function), "microbatches", None)
     is_extended = prepared.variant is not None or prepared.folded_kind is not None
     tells_apart = parameters.shares is not None or getattr(workload, "is_packed", False)
-    if rule is None or is_extended or tells_apart or parameters.contention or parameters.memory_by_kind:
+    if rule is None or is_extended or tells_apart or prepared.contention or parameters.memory_by_kind:
         return None
     _, options = declared_by(prepared.function, prepared.options)
     with contextlib.suppress(Exception):  # the whole step says what is wrong

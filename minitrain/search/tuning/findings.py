@@ -20,6 +20,7 @@ from minitrain.files import StrPath, read_json, shown
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.facts import remark_on, sureness_of, trained_model_of
 from minitrain.run.parameters import command_of
+from minitrain.run.rank_tasks import prepare
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.search.tuning.problem import Candidate, Machine, unequal_stages
@@ -241,7 +242,8 @@ class Findings:
         found: dict[str, str] = {}
         for row in self.ranked:
             if row["strategy"] not in found:
-                found[row["strategy"]] = str(self.choice(row).candidate.problem.machine.predictor.pricing)
+                candidate = self.choice(row).candidate
+                found[row["strategy"]] = prepare(candidate.strategy, candidate.parameters).priced_by
         lines = [f"{strategy} is priced by {words}" for strategy, words in found.items()]
         return [*lines, *self._remarks()] if self.ranked and self.best.is_of_transformer else []
 

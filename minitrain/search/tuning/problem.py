@@ -29,8 +29,9 @@ from minitrain.engine.stages import stages_of
 from minitrain.errors import UsageError
 from minitrain.machine.measured_topology import places_of
 from minitrain.machine.predictor import KernelPredictor, RuntimePredictor
+from minitrain.run.contention import EXACT
 from minitrain.run.figures import FiguresOfStep, usd_per_hour_of, watts_of
-from minitrain.run.parameters import RunParameters
+from minitrain.run.parameters import AUTO, RunParameters
 from minitrain.run.run_file import plain
 from minitrain.run.strategy_loading import Strategy, choose_strategy, framework_of, takes_option
 from minitrain.search.planning.layouts import divisors
@@ -132,13 +133,13 @@ class Machine:
     @cached_property
     def composes(self) -> bool:
         """Whether steps of `megatron` can be put together from pieces: transformers without experts, usual prices."""
-        return self.is_usual and not self.has_experts
+        return self.is_usual and not self.has_experts and self.parameters.contention in (AUTO, False)
 
     @cached_property
     def is_usual(self) -> bool:
         """Whether it trains a transformer, and prices of passes and transfers do not depend on what else happens."""
         has_own_prices = type(self.predictor) in (RuntimePredictor, KernelPredictor)
-        plainly = not (self.parameters.slowdown or self.parameters.contention or self.parameters.strict)
+        plainly = not (self.parameters.slowdown or self.parameters.contention == EXACT or self.parameters.strict)
         return has_own_prices and plainly and self.parameters.placement is None and self.model is not None
 
     def is_aligned(self, size: int) -> bool:

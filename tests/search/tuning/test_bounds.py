@@ -72,8 +72,9 @@ def test_no_layout_is_quicker_than_its_bound() -> None:
         assert (busy <= steps.busy_s).all()
 
 
-def test_no_step_of_fsdp_takes_less_than_its_bound() -> None:
-    of = problem(8, 16)
+@pytest.mark.parametrize("more", [{}, {"platform": "compiled-fsdp"}, {"contention": True}])
+def test_no_step_of_fsdp_takes_less_than_its_bound(more: dict[str, Any]) -> None:
+    of = replace(problem(8, 16), more=more)
     found = [one for one in candidates("fsdp", of.machine, axes_of("fsdp", of.machine, {}), 1) if not one.illegal]
     for one in random.Random(3).sample(found, 12):
         bound, (figures,) = bound_of(one, of.machine), simulate_each(of, [(one.strategy, dict(one.options))])

@@ -262,6 +262,16 @@ def test_several_precisions_are_searched_and_the_words_are_of_the_best_one() -> 
     assert "the best in fp8 (MFU by the peak of float16)" in found.priced_by()
 
 
+def test_a_step_of_fsdp_has_contention_as_its_simulation_has() -> None:
+    found = mt.tune("tiny", world_size=8, global_batch_size=16, strategies="fsdp", platform="compiled-fsdp", jobs=1)
+    options = found.best.candidate.options
+    off = mt.tune("tiny", world_size=8, global_batch_size=16, strategies="fsdp", platform="compiled-fsdp", jobs=1,
+                  contention=False, space={name: [value] for name, value in options.items()})  # fmt: skip
+    assert found.best.simulate().step_time == found.best.step_time_s > off.best.step_time_s
+    assert found.priced_by()[0] == "fsdp is priced by kernels, platform compiled-fsdp, with contention"
+    assert off.priced_by()[0] == "fsdp is priced by kernels, platform compiled-fsdp, without contention"
+
+
 def test_tokens_that_experts_drop_are_not_trained_on() -> None:
     sizes_of_model: dict[str, Any] = {
         "num_layers": 2,
