@@ -9,6 +9,7 @@
 | `reference.py` | the solution, which sets the budgets |
 | `budgets.json` | the budgets, where the reference is not there |
 | `wrong/*.py` | wrong solutions; the first line of each says which check must fail: `# fails: numerics` |
+| `wrong.json` | others, as changes of the reference, of which each begins with what the reference says once |
 """
 
 from __future__ import annotations
@@ -234,13 +235,23 @@ class Exercise:
         return (self.folder / "reference.py").is_file()
 
     @property
-    def wrong(self) -> list[tuple[Path, str, str]]:
-        """The listed wrong solutions, each with the check that must fail and words of its message, which may be ""."""
-        found = []
-        for path in sorted((self.folder / "wrong").glob("*.py")):
-            match = re.match(r"# fails: (\w+)(?:: *(.*))?", path.read_text(encoding="utf-8"))
-            found.append((path, match.group(1), (match.group(2) or "").strip()) if match else (path, "", ""))
-        return found
+    def wrong(self) -> list[tuple[str, str, str, str]]:
+        """Names and text of the wrong solutions, with the check that must fail and words of its message, or "".
+
+        Raises:
+            UsageError: a solution changes what the reference does not say once.
+        """
+        found = {f"wrong/{path.name}": path.read_text("utf-8") for path in sorted((self.folder / "wrong").glob("*.py"))}
+        listed = self.folder / "wrong.json"
+        for name, wrong in read_part(listed, dict[str, _WrongFile]).items() if listed.is_file() else ():
+            text = self.solution
+            for old, new in wrong["changes"].items():
+                if text.count(old) != 1:
+                    raise UsageError(f"{name} of {listed} changes {old!r:.80}, which reference.py must say, and once")
+                text = text.replace(old, new)
+            found[f"{name} of wrong.json"] = f"# fails: {wrong['fails']}\n{text}"
+        said = {name: re.findall(r"\A(?:# fails: (\w+)(?:: *(.*))?)?", text)[0] for name, text in found.items()}
+        return [(name, found[name], check, words.strip()) for name, (check, words) in said.items()]
 
 
 Count = Annotated[int, Ge(1), Le(100_000)]
@@ -249,6 +260,13 @@ Amount = Annotated[float, Ge(0)]
 
 CALLS = tuple(sorted({"receive", *EVENT_TYPES} - {"recv"}))
 """Operations as a strategy calls them."""
+
+
+class _WrongFile(TypedDict):
+    """A wrong solution, as `wrong.json` has it."""
+
+    fails: str
+    changes: dict[str, str]
 
 
 class _CaseFile(TypedDict):

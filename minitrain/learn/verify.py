@@ -12,7 +12,7 @@ from minitrain.files import TemporaryFolder
 from minitrain.learn.budgets import budget_for, reference_budget, run_reference
 from minitrain.learn.checks import NAMES, operations_fault
 from minitrain.learn.exercise import CHECKS, Exercise
-from minitrain.learn.grader import grade
+from minitrain.learn.grader import Grade, grade
 from minitrain.learn.predictions import FIGURES
 from minitrain.learn.recorder import Recorder
 from minitrain.learn.replay import last_clock
@@ -42,26 +42,31 @@ def faults_of(exercise: Exercise) -> list[str]:
     faults += [*_faults_of_reference(exercise), *_faults_of_questions(exercise)]
     if faults:
         return faults
-    with TemporaryFolder("minitrain-starter-") as folder:
-        begun = folder / "starter.py"
-        begun.write_text(exercise.starter, encoding="utf-8")
-        starter = grade(begun, exercise)
+    starter = _graded(exercise.starter, exercise)
     if starter.score:
         faults.append(f"the starter has {starter.score} points; it must have none")
     told: list[str] = []
-    for path, check, words in exercise.wrong:
-        failures = {result.name: result.message for result in grade(path, exercise).failures}
+    for name, text, check, words in exercise.wrong:
+        failures = {result.name: result.message for result in _graded(text, exercise).failures}
         told += failures.values()
         if check not in failures:
             wanted = check or "(say: # fails: CHECK)"
-            faults.append(f"wrong/{path.name} must fail for {wanted}, it fails for {[*failures]}")
+            faults.append(f"{name} must fail for {wanted}, it fails for {[*failures]}")
         elif words not in failures[check]:
-            faults.append(f"wrong/{path.name} must fail for {check} with {words!r}, its message is {failures[check]!r}")
+            faults.append(f"{name} must fail for {check} with {words!r}, its message is {failures[check]!r}")
     return faults + [
         f"no solution in wrong/ fails because {rule}; add one, or nobody knows whether the exercise can tell"
         for rule in _rules(exercise)
         if not any(rule in message for message in told)
     ]
+
+
+def _graded(text: str, exercise: Exercise) -> Grade:
+    """Return the grade of a text as submission."""
+    with TemporaryFolder("minitrain-verify-") as folder:
+        file = folder / "submission.py"
+        file.write_text(text, encoding="utf-8")
+        return grade(file, exercise)
 
 
 def _rules(exercise: Exercise) -> Iterator[str]:

@@ -699,6 +699,24 @@ def test_a_wrong_solution_may_say_with_which_words_it_fails(own: Path) -> None:
     assert fault.startswith("wrong/local.py must fail for laws with 'counted twice', its message is '")
 
 
+def test_a_wrong_solution_may_be_said_as_changes_of_the_reference(own: Path) -> None:
+    wrong = {
+        "lost": {
+            "fails": "laws",
+            "changes": {"await model.all_reduce(grad_weights[layer], layer)": "grad_weights[layer]"},
+        }
+    }
+    (own / "wrong.json").write_text(json.dumps(wrong))
+    assert faults_of(load_exercise(own)) == []
+    wrong["lost"]["fails"] = "memory"
+    (own / "wrong.json").write_text(json.dumps(wrong))
+    assert faults_of(load_exercise(own)) == ["lost of wrong.json must fail for memory, it fails for ['laws']"]
+    wrong["lost"]["changes"] = {"nowhere": ""}
+    (own / "wrong.json").write_text(json.dumps(wrong))
+    with pytest.raises(UsageError, match=r"wrong\.json changes 'nowhere', which reference\.py must say, and once"):
+        faults_of(load_exercise(own))
+
+
 def test_a_reference_must_train_and_meet_its_budgets(own: Path) -> None:
     budgets = json.loads(all_budgets(load_exercise(own)))
     first = next(iter(budgets))

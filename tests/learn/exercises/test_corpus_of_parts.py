@@ -139,7 +139,7 @@ WRONG: dict[str, Wrong] = {
     ),
     "a_gradient_leaves_the_first_layer": (
         "14",
-        (load_exercise("14").folder / "wrong" / "a_gradient_leaves_the_first_layer.py").read_text(),
+        load_exercise("14").wrong[0][1],
         "communication",
         "the ranks communicate more often than the budget",
     ),
