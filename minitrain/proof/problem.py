@@ -196,6 +196,8 @@ _NOT_COMPUTED = {
     "chunked_windows": (False, "windows side by side are"),
     "output_gate": (False, "gates of attention are"),
     "sparse": (None, "sparse attentions are"),
+    "without_mixer": ((), "layers of an MLP alone are"),
+    "without_mlp": ((), "layers of an attention alone are"),
     "linear": (None, "linear attentions are"),
     "shared_gate": (False, "gates of shared experts are"),
     "prediction_layers": (0, "layers that predict further tokens are"),

@@ -198,7 +198,7 @@ _COUNTS = (*_REQUIRED, *_FOLLOWING_COUNTS, "window", "max_seq_len")
 _COUNTS_FROM_ZERO = ("num_experts", "experts_per_token", "num_shared_experts", "prediction_layers", "frozen_layers")
 _FOLLOWING_FLAGS = ("bias", "qkv_bias", "output_bias", "mlp_bias", "tied_embeddings")
 _FLAGS = (*_FOLLOWING_FLAGS, "router_bias", "shared_gate", "sinks", "chunked_windows", "output_gate")
-_LAYERS = ("moe_layers", "window_layers", "linear_layers")
+_LAYERS = ("moe_layers", "window_layers", "linear_layers", "without_mixer", "without_mlp")
 _CAPS = ("score_cap", "logit_cap", "gate_clamp")
 _FOLLOWING = {*_FOLLOWING_COUNTS, *_FOLLOWING_FLAGS, *_LAYERS, "positions", "attention_dropout"}
 _MIXERS = ("latent", "linear", "sparse")
@@ -356,9 +356,13 @@ def _fill(fields: Fields) -> None:
         _follow(fields, "ffn_hidden_size", 4 * fields["hidden_size"])
     _follow(fields, "moe_ffn_hidden_size", fields["ffn_hidden_size"])
     every = tuple(range(fields["num_layers"] or 0))
-    _follow(fields, "moe_layers", every if fields["num_experts"] else ())
-    _follow(fields, "linear_layers", every if fields["linear"] else ())
-    fields["window_layers"] = fields["window_layers"] or (every if fields["window"] else ())
+    for name in ("without_mixer", "without_mlp"):
+        _follow(fields, name, ())
+    mixed = tuple(layer for layer in every if layer not in fields["without_mixer"])
+    followed = tuple(layer for layer in every if layer not in fields["without_mlp"])
+    _follow(fields, "moe_layers", followed if fields["num_experts"] else ())
+    _follow(fields, "linear_layers", mixed if fields["linear"] else ())
+    fields["window_layers"] = fields["window_layers"] or (mixed if fields["window"] else ())
 
 
 def _follow(fields: Fields, name: str, value: Any) -> None:
@@ -432,7 +436,7 @@ def _positions_suffice(f: Fields) -> str | None:
 
 
 def _dense_layers_have_a_size(f: Fields) -> str | None:
-    if f["ffn_hidden_size"] is not None or not set(range(f["num_layers"])) - set(f["moe_layers"]):
+    if f["ffn_hidden_size"] is not None or not set(range(f["num_layers"])) - {*f["moe_layers"], *f["without_mlp"]}:
         return None
     return (
         f'ffn_hidden_size must be given with mlp="{f["mlp"]}", where models differ; Llama 2 rounds 8/3 hidden_size up '
@@ -509,6 +513,19 @@ def _linear_layers_exist(f: Fields) -> str | None:
     return _layers_exist("linear_layers", f)
 
 
+def _layers_have_something(f: Fields) -> str | None:
+    mixers, mlps = set(f["without_mixer"]), set(f["without_mlp"])
+    if both := sorted(mixers & mlps):
+        return f"without_mixer and without_mlp must not both have a layer, got {shown(both[:4])} in both; leave one out"
+    wrong = [name for name in ("linear_layers", "window_layers") if mixers.intersection(f[name])]
+    wrong += ["moe_layers"] if mlps.intersection(f["moe_layers"]) else []
+    if wrong:
+        return f"{', '.join(wrong)} must have no layer of without_mixer (moe_layers: of without_mlp); leave those out"
+    if f["prediction_layers"] and (mixers or mlps):
+        return "prediction_layers must be 0 where layers have a mixer or an MLP alone; leave it out"
+    return _layers_exist("without_mixer", f) or _layers_exist("without_mlp", f)
+
+
 def _sparse_attention_has_latents(f: Fields) -> str | None:
     if f["sparse"] is None:
         return None
@@ -567,7 +584,10 @@ _RULES: Sequence[tuple[tuple[str, ...], Callable[[Fields], str | None]]] = (
     (("num_heads", "num_kv_heads", "latent"), _latent_has_all_heads),
     (("hidden_size", "num_heads", "head_dim", "latent"), _latent_sets_head_dim),
     (("seq_len", "positions", "norm", "num_positions"), _positions_suffice),
-    (("ffn_hidden_size", "hidden_size", "mlp", "num_layers", "moe_layers", "num_experts"), _dense_layers_have_a_size),
+    (
+        ("ffn_hidden_size", "hidden_size", "mlp", "num_layers", "moe_layers", "without_mlp", "num_experts"),
+        _dense_layers_have_a_size,
+    ),
     (("moe_ffn_hidden_size", "ffn_hidden_size", "hidden_size", "mlp", "num_experts"), _experts_have_a_size),
     (("num_experts", "experts_per_token"), _a_token_goes_to_experts),
     (("num_experts", "num_shared_experts", "moe_layers", "router_bias", "shared_gate"), _experts_are_there),
@@ -576,6 +596,7 @@ _RULES: Sequence[tuple[tuple[str, ...], Callable[[Fields], str | None]]] = (
     (("window", "window_layers", "num_layers"), _window_layers_exist),
     (("chunked_windows", "window", "documents"), _chunks_are_windows),
     (("linear", "linear_layers", "lora", "num_layers"), _linear_layers_exist),
+    (("num_layers", *_LAYERS, "prediction_layers"), _layers_have_something),
     (("sparse", "latent", "window", "documents", "attention"), _sparse_attention_has_latents),
     (("output_gate", "latent"), _a_gate_is_of_usual_attention),
     (("latent", "qk_norm"), _latent_has_its_own_norms),
@@ -645,6 +666,8 @@ class Architecture:
         output_gate: whether a sigmoid of the hidden state weighs what attention makes (Qwen 3-Next).
         linear: the linear attention of some layers; None for none.
         linear_layers: the transformer layers that have it instead of attention, from 0. Follows as all if there is one.
+        without_mixer: the transformer layers that have an MLP or experts alone, from 0 (Nemotron-H).
+        without_mlp: those that have an attention alone, linear or not.
         num_experts: routed experts of an MoE layer; 0 for a dense model.
         experts_per_token: routed experts that a token is sent to.
         num_shared_experts: experts that every token is sent to.
@@ -712,6 +735,8 @@ class Architecture:
     output_gate: bool = False
     linear: LinearAttention | None = None
     linear_layers: Sequence[int] = None  # type: ignore[assignment]  # as those above; a tuple afterwards
+    without_mixer: Sequence[int] = ()
+    without_mlp: Sequence[int] = ()
     num_experts: int = 0
     experts_per_token: int = 0
     num_shared_experts: int = 0

@@ -182,6 +182,21 @@ class ConfigReader:
             self._config = {**self._config, **{f"{outer}.{key}": value for key, value in inner.items()}}
         self._config = {names.get(key, key): value for key, value in self._config.items()}
 
+    def blocks(self, known: Mapping[str, str]) -> list[str]:
+        """Return what each layer is, of a pattern of letters or a list of words, which say how many there are."""
+        expected = f"a list or a string of {', '.join(map(json.dumps, known))}, since others are not modelled"
+        given = self._value("hybrid_override_pattern", "", expected, lambda value: isinstance(value, str))
+        listed = self._value(
+            "layers_block_type",
+            [*(given or "")],
+            expected,
+            lambda value: isinstance(value, list) and bool(value) and all(str(one) in known for one in value),
+        )
+        self._config = {"num_hidden_layers": len(listed or ()), **self._config}
+        if listed is not None:
+            self.only("num_hidden_layers", len(listed), len(listed))
+        return [known[one] for one in listed or ()]
+
     def has(self, key: str) -> bool:
         """Return whether there is a key."""
         return key in self._config
@@ -455,6 +470,26 @@ def _deepseek(config: ConfigReader) -> Fields:
     return {**fields, "latent": None if config.faults else LatentAttention(**sizes)}
 
 
+_BLOCKS = {"M": "linear", "*": "attention", "-": "mlp", "E": "moe", "mamba": "linear"}
+_BLOCKS |= {"linear_attention": "linear", "full_attention": "attention", **{kind: kind for kind in ("mlp", "moe")}}
+_BLOCKS["attention"] = "attention"
+
+
+def _like_nemotron_h(config: ConfigReader) -> Fields:
+    """Read Nemotron-H's layers, each of which is one mixer, MLP or layer of experts."""
+    kinds = config.blocks(_BLOCKS)
+    places = {kind: [layer for layer, one in enumerate(kinds) if one == kind] for kind in _BLOCKS.values()}
+    num_experts = config.count("n_routed_experts", 8)
+    return {
+        **gated(config),
+        "linear_layers": places["linear"],
+        "without_mixer": sorted((*places["mlp"], *places["moe"])),
+        "without_mlp": sorted((*places["linear"], *places["attention"])),
+        "moe_layers": places["moe"],
+        "num_experts": num_experts if places["moe"] else 0,
+    }
+
+
 FAMILIES: Mapping[str, Callable[[ConfigReader], Fields]] = MappingProxyType(
     {
         "like_llama": like_llama,
@@ -462,6 +497,7 @@ FAMILIES: Mapping[str, Callable[[ConfigReader], Fields]] = MappingProxyType(
         "like_qwen": _qwen,
         "like_deepseek": _deepseek,
         "like_gemma": _gemma,
+        "like_nemotron_h": _like_nemotron_h,
         "gpt2": gpt2,
         "gpt_neox": gpt_neox,
         "opt": opt,
@@ -516,13 +552,13 @@ def _read(config: ConfigReader, family: str) -> Fields:
         config.kinds_of_layers("layer_types", "indexed_attention")
         config.kinds_of_layers("indexer_types", "full")
     if "linear" in row:
-        fields |= _linear(config, row["linear"])
+        fields = {**_linear(config, row["linear"]), **fields}
     if fields.get("num_experts") == 0:
         fields = {name: value for name, value in fields.items() if name not in _OF_EXPERTS}
     return {**fields, "taken_as": (*fields["taken_as"], *row.get("taken_as", ()), *_factors(config, row))}
 
 
-_OF_EXPERTS = ("experts_per_token", "num_shared_experts", "moe_ffn_hidden_size", "moe_layers")
+_OF_EXPERTS = ("experts_per_token", "num_shared_experts", "moe_ffn_hidden_size", "moe_layers", "router_bias")
 
 
 def _linear(config: ConfigReader, row: Mapping[str, Any]) -> Fields:

@@ -218,17 +218,19 @@ class Transformer(Architecture):
 @lru_cache(maxsize=64)
 def _units(model: Architecture) -> tuple[Unit, ...]:
     """Make the units of a model, once; equal layers share their tables."""
-    experts, windows = frozenset(model.moe_layers), frozenset(model.window_layers)
-    kinds = ["linear" if layer in model.linear_layers else layer in windows for layer in range(model.num_layers)]
-    mixers = {kind: _mixer(model, kinds.index(kind)) for kind in kinds}
-    dense = mlp_unit(model, 0) if len(experts) < model.num_layers else None
-    sparse = moe_unit(model, 0) if experts else None
+    experts, windows, linear = map(frozenset, (model.moe_layers, model.window_layers, model.linear_layers))
+    without_mixer, without_mlp = frozenset(model.without_mixer), frozenset(model.without_mlp)
+    alike: dict[tuple[Any, ...], Unit] = {}
     layers: list[Unit] = []
     for layer in range(model.num_layers):
-        after = sparse if layer in experts else dense
-        assert after is not None  # made above, where any layer has it
-        layers += replace(mixers[kinds[layer]], layer=layer), replace(after, layer=layer)
-    of_last = predicting(model, layers[-2]), layers[-1]
+        if layer not in without_mixer:
+            kind = "mixer", layer in linear, layer in windows
+            layers.append(replace(alike.setdefault(kind, _mixer(model, layer)), layer=layer))
+        if layer not in without_mlp:
+            kind = "mlp", layer in experts, layer in without_mixer
+            make = moe_unit if layer in experts else mlp_unit
+            layers.append(replace(alike.setdefault(kind, make(model, layer)), layer=layer))
+    of_last = (predicting(model, layers[-2]), layers[-1]) if model.prediction_layers else ()
     for layer in range(model.num_layers, model.num_layers + model.prediction_layers):
         layers += (replace(unit, layer=layer) for unit in of_last)
     return with_trained(model, (embedding_unit(model), *layers, head_unit(model)))

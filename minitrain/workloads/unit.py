@@ -539,7 +539,7 @@ def mlp_unit(model: Architecture, layer: int) -> Unit:
         every_other=(Projection("up", model.hidden_size, cut.count, cut),) if model.is_gated else (),
         core=None,
         saved=(
-            *_saved_by_norm(model, model.precision.saved_bytes),
+            *_saved_by_norm(model, layer, model.precision.saved_bytes),
             *_saved_by_mlp(model, "", cut.count, cut, ("mlp",), ("mlp_act",)),
             *_saved_after(model, "mlp"),
         ),
@@ -569,7 +569,7 @@ def moe_unit(model: Architecture, layer: int) -> Unit:
         ),
         core=None,
         saved=(
-            *_saved_by_norm(model, model.precision.activation_bytes),
+            *_saved_by_norm(model, layer, model.precision.activation_bytes),
             *_saved_by_experts(model, cut),
             *(_saved_by_shared_experts(model, shared, cut) if shared else ()),
             *_saved_after(model, "moe"),
@@ -622,9 +622,10 @@ def _expert_projections(model: Architecture, cut: Cut) -> Iterator[Projection]:
     yield Projection("experts.down", cut.count, model.hidden_size, cut, "k", *counts)
 
 
-def _saved_by_norm(model: Architecture, output_bytes: int) -> Iterator[SavedTensor]:
-    """Yield the norm's input and output."""
-    yield SavedTensor("norm input", model.hidden_size, model.precision.activation_bytes, None, ("out_proj",))
+def _saved_by_norm(model: Architecture, layer: int, output_bytes: int) -> Iterator[SavedTensor]:
+    """Yield the norm's input, which is a layer's where that has no attention, and its output."""
+    element, is_alone = model.precision.activation_bytes, layer in model.without_mixer
+    yield SavedTensor("norm input", model.hidden_size, element, None, ("out_proj",), is_alone)
     first = ("gate", "up", "router", "shared.gate", "shared.up")
     yield SavedTensor("mlp input", model.hidden_size, output_bytes, None, ("layernorm", "op"), needed_for=first)
 

@@ -114,7 +114,7 @@ def test_the_language_model_is_taken_of_one_that_sees() -> None:
     assert seeing.taken_as == ("its vision tower",)
 
 
-@pytest.mark.parametrize("name", ["gemma3n", "falcon_h1", "nemotron_h"])
+@pytest.mark.parametrize("name", ["gemma3n", "falcon_h1", "mamba2"])
 def test_a_family_with_what_is_not_modelled_is_refused_by_that(name: str) -> None:
     with pytest.raises(mt.UsageError, match=rf'got "{name}"; it has .*, which are not modelled'):
         mt.Transformer.from_hf({"model_type": name})

@@ -59,6 +59,30 @@ def test_layers_have_the_mixer_that_their_config_lists(name: str, every: int, ru
     assert unit.name == "linear_attention 0"
 
 
+def test_nemotron_h_has_layers_of_one_mixer_or_mlp_each() -> None:
+    model, _ = linear_of("Nemotron-H-8B")
+    names = [unit.name for unit in model.units()]
+    assert names[1:6] == ["linear_attention 0", "mlp 1", "linear_attention 2", "mlp 3", "linear_attention 4"]
+    assert (len(names), names[8], names[9]) == (54, "attention 7", "mlp 8")
+    sparse, _ = linear_of("Nemotron-3-Nano-30B-A3B")
+    assert (sparse.num_shared_experts, sparse.moe_layers[:3], sparse.mlp) == (2, (1, 3, 6), "relu2")
+    config = PUBLISHED["Nemotron-H-8B"]
+    listed = [{"M": "mamba", "-": "mlp", "*": "attention"}[one] for one in config["hybrid_override_pattern"]]
+    del (found := {**config, "layers_block_type": listed})["hybrid_override_pattern"]
+    assert mt.Transformer.from_hf(found) == model
+    for changes in ({"hybrid_override_pattern": "M-X"}, {"moe_latent_size": 64}):
+        with pytest.raises(mt.UsageError, match=f"{next(iter(changes))} must be|layers_block_type must be"):
+            mt.Transformer.from_hf({**config, **changes, "num_hidden_layers": 3})
+
+
+def test_full_recomputation_keeps_the_input_of_each_layer() -> None:
+    work = Work(1, 64)
+    alone = replace(HYBRID, linear_layers=(0,), without_mixer=(1, 3), without_mlp=(0, 2))
+    assert [unit.name for unit in alone.units()[1:-1]] == ["linear_attention 0", "mlp 1", "attention 2", "mlp 3"]
+    assert [unit.saved_bytes(work, "full") for unit in alone.units()[1:-1]] == 4 * [2 * 64 * 64]
+    assert [unit.saved_bytes(work, "full") for unit in HYBRID.units()[1:3]] == [2 * 64 * 64, 0]
+
+
 def test_softmax_attention_is_never_taken_for_what_is_listed_as_linear() -> None:
     dense = {**PUBLISHED["Qwen3-8B"], "layer_types": ["linear_attention"] * 36}
     with pytest.raises(mt.UsageError, match=r"layer_types must be .*full_attention.*since others are not modelled"):
@@ -171,7 +195,14 @@ def test_a_state_is_not_passed_between_ranks_that_divide_a_sequence(strategy: st
         mt.simulate(strategy, world_size=2, global_batch_size=2, workload=HYBRID)
 
 
-@pytest.mark.parametrize("changes", [{}, {"linear": None, "linear_layers": (), "output_gate": True}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"linear": None, "linear_layers": (), "output_gate": True},
+        {"linear": None, "linear_layers": (), "without_mlp": (3,)},
+    ],
+)
 def test_what_real_arrays_cannot_compute_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(mt.UsageError, match="with real arrays"):
         mt.prove("ddp", world_size=2, workload=replace(HYBRID, **changes))
@@ -195,6 +226,10 @@ def test_sizes_that_break_their_rules_are_refused(changes: dict[str, Any], messa
     [
         ({"linear": None}, "linear_layers .* must not be given without linear; give a LinearAttention"),
         ({"linear_layers": (4,)}, r"linear_layers \(4\) must be below num_layers \(4\)"),
+        ({"without_mlp": (3,), "without_mixer": (3,)}, r"must not both have a layer, got \[3\] in both"),
+        ({"without_mixer": (0,)}, "linear_layers must have no layer of without_mixer"),
+        ({"without_mlp": (9,)}, r"without_mlp \(9\) must be below num_layers"),
+        ({"without_mlp": (0,), "prediction_layers": 1}, "prediction_layers must be 0 where layers have"),
         ({"lora": 8}, "lora must not be given with linear attention"),
         ({"output_gate": True, "latent": mt.LatentAttention(kv_rank=8, rope_head_dim=4, nope_head_dim=8,
           value_head_dim=8), "num_kv_heads": 4, "head_dim": 12}, "output_gate .* must not be given with latent"),

@@ -45,6 +45,7 @@ def model_faults(model: Transformer) -> list[str]:
         "gate_clamp": model.gate_clamp is not None,
         "shared_gate": model.shared_gate,
         "output_gate": model.output_gate,
+        "layers of a mixer or an MLP alone": bool(model.without_mixer or model.without_mlp),
         "sparse attention": model.sparse is not None,
         "linear attention": model.linear is not None,
         "chunked_windows": model.chunked_windows,
