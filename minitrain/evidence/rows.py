@@ -445,7 +445,8 @@ def _of_named(row: Row) -> dict[str, Any]:
                 f"attention is {row.text('attention')!r}, whose latents are known of shipped models alone "
                 "(minitrain models); name one in model"
             )
-        return {}
+        letters = _letters(row.text("model"))
+        return next(({"qk_norm": norm} for family, norm in _NORMED.items() if letters.startswith(family)), {})
     fields: dict[str, Any] = {}
     if row.number("n_heads") is None:
         kv_heads = row.count("n_kv_heads", found.num_kv_heads)
@@ -462,6 +463,9 @@ def _of_named(row: Row) -> dict[str, Any]:
     names = _UNTOLD if "bias" in row.words("mlp").facts else (*_UNTOLD, *_BIASES)
     return fields | {name: getattr(found, name) for name in names}
 
+
+_NORMED = {"qwen3": "head", "gemma3": "head", "olmo2": "whole", "olmo3": "whole"}
+"""Families of dense models whose queries and keys have norms, as Hugging Face's transformers has them."""
 
 _UNTOLD = ("sinks", "gate_clamp", "qk_norm")
 _BIASES = ("qkv_bias", "output_bias", "mlp_bias")

@@ -315,8 +315,12 @@ class _Lister:
             kernels.append(copied_parts(elements, each, copies))
             launches += copies
         if self.style.dtensors and self.work.degrees.tp > 1:
-            norms = self.work.degrees.sequence > 1, self.unit.core is not None and self.model.qk_norm != "none"
-            launches += dtensor_launches(len(self.unit.weights) - 1, *norms, is_backward=is_backward)
+            launches += dtensor_launches(
+                sum(not weight.is_norm for weight in self.unit.weights),
+                num_norms := int(self.work.degrees.sequence > 1),
+                num_norms * (self.unit.core is not None and self.model.qk_norm != "none"),
+                is_backward=is_backward,
+            )
         if self.style.copies_units:
             among, summed_bytes = self.style.copies_units, self.model.precision.gradient_bytes
             own = (prod(weight.part(self.work.degrees)) for weight in self.unit.weights if not weight.is_shared)

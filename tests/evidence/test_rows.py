@@ -197,6 +197,13 @@ def test_pytorch_dispatches_on_dtensors_where_it_divides_layers_and_compiles_non
     assert not dispatches("Megatron-Core r0.8.0")
 
 
+@pytest.mark.parametrize(("name", "norm"), [("Qwen3-14B", "head"), ("olmo2-7b", "whole"), ("qwen2.5-7b", "none")])
+def test_a_dense_familys_name_tells_the_norms_of_queries_and_keys(name: str, norm: str) -> None:
+    found = case(model=name)
+    assert found.model.qk_norm == norm
+    assert any("norms of queries" in str(each) for each in found.assumed) == (norm != "none")
+
+
 def test_what_graphs_have_captured_waits_for_no_host() -> None:
     given = {"gpu": "H100-SXM", "tp": "4", "sp": "1", "pp": "1", "attention": "TE", "mbs": "1"}
     names = ("Megatron Bridge", "Megatron Bridge, full-iteration CUDA graphs")
