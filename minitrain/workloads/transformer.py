@@ -223,13 +223,13 @@ def _units(model: Architecture) -> tuple[Unit, ...]:
     alike: dict[tuple[Any, ...], Unit] = {}
     layers: list[Unit] = []
     for layer in range(model.num_layers):
-        if layer not in without_mixer:
-            kind = "mixer", layer in linear, layer in windows
-            layers.append(replace(alike.setdefault(kind, _mixer(model, layer)), layer=layer))
-        if layer not in without_mlp:
-            kind = "mlp", layer in experts, layer in without_mixer
-            make = moe_unit if layer in experts else mlp_unit
-            layers.append(replace(alike.setdefault(kind, make(model, layer)), layer=layer))
+        after = moe_unit if layer in experts else mlp_unit
+        mixer, mlp = (_mixer, layer in linear, layer in windows), (after, layer in without_mixer)
+        kinds = ([] if layer in without_mixer else [mixer]) + ([] if layer in without_mlp else [mlp])
+        for kind in kinds:
+            if kind not in alike:
+                alike[kind] = kind[0](model, layer)
+            layers.append(replace(alike[kind], layer=layer))
     of_last = (predicting(model, layers[-2]), layers[-1]) if model.prediction_layers else ()
     for layer in range(model.num_layers, model.num_layers + model.prediction_layers):
         layers += (replace(unit, layer=layer) for unit in of_last)
