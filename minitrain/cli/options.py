@@ -26,6 +26,7 @@ from minitrain.errors import StrategyError, UsageError
 from minitrain.machine.config import load_config
 from minitrain.machine.given_durations import FixedPredictor
 from minitrain.machine.measured_layers import MeasuredLayers
+from minitrain.machine.price import PRICING_PARAMETERS
 from minitrain.run.parameters import (
     AUTO,
     DEFAULTS,
@@ -270,7 +271,7 @@ def terms_of(text: str | None) -> tuple[str, ...]:
 
 def pricing(given: Given) -> dict[str, Any]:
     """Return how operations are priced, as arguments of `simulate`; nothing where that is the default."""
-    found = of_given(given, "fidelity", "platform", "without", "prices")
+    found = of_given(given, *PRICING_PARAMETERS)
     if "without" in found:
         found["without"] = terms_of(given.without)
     if "prices" in found:

@@ -275,6 +275,10 @@ def predictors_of(
     places = Places(cluster, world_size, placement)
     own: dict[str, Predictor] = {}
     pricings = _pricings(cluster, workload, pricing)
+    if pricing.collectives:
+        raise UsageError(
+            "collectives are laws of one hardware config's network, and a cluster has several; leave them out"
+        )
     for name in places.used_groups:
         group, priced = cluster.group(name), pricings[name]
         nodes = None if placement is None else places.local_nodes(name)

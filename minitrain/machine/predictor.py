@@ -245,7 +245,7 @@ class DevicePredictor:
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
         if len(ranks) == 1:
             return Price(0.0, size_bytes)
-        return _price_of_transfer(self.topology.collective(op, size_bytes, ranks, algorithm), size_bytes)
+        return _price_of_transfer(self.pricing.transfer(self.topology, op, size_bytes, ranks, algorithm), size_bytes)
 
     def _on_wire(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price | None:
         """Return the price of a collective of which computing hides nothing; None where nobody knows."""
@@ -479,7 +479,8 @@ class KernelPredictor(_ConfigPredictor):
 
     def _on_wire(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price | None:
         dispatcher = self._platform.dispatcher
-        if op == "all_to_all" and dispatcher != "alltoall" and len(ranks) > 1 and has_experts(self.workload):
+        is_usual = len(ranks) == 1 or dispatcher == "alltoall" or "all_to_all" in self.pricing.collectives
+        if op == "all_to_all" and not is_usual and has_experts(self.workload):
             return None
         precision = getattr(getattr(self.workload, "model", None), "precision", None)
         is_cast = op == "all_gather" and getattr(precision, "gathers_narrow", False)  # before, to half of the bits

@@ -4,7 +4,7 @@
 `minitrain.machine.predictor` has the usual ones, `minitrain.machine.given_durations` those whose durations are given.
 
 **`Pricing`** is how the operations of a run are priced, as one value: `simulate(..., fidelity=, platform=, without=,
-prices=)`.
+prices=, collectives=)`.
 
 | fidelity | an operation takes | a transfer takes |
 |---|---|---|
@@ -16,7 +16,8 @@ has it. Where a device has no rates of kernels, and where layers were measured, 
 too; the first is said with every figure. `Pricing.on` decides, since it needs device and workload. `prices` are
 measured times of layers, a `MeasuredLayers`: computing then takes these, and transfers what the fidelity says. With
 kernels, a platform says what a framework adds (`platforms`): the one that is asked for, or the one that the strategy
-stands for. `without` leaves terms of the model out, to see what each is worth.
+stands for. `without` leaves terms of the model out, to see what each is worth. `collectives` are laws of one's own, for
+networks and algorithms that are not modelled; what tensor parallelism hides of a collective, it hides of what they say.
 
 **`Account`** is what a price is made of: the rule that gave it, its work, its kernels, and what it is bound by. A
 predictor remembers what it was asked and answers with one object a question. So whoever has the object that a log shows
@@ -29,21 +30,25 @@ quickest is the bound. So the bound follows from the model of the device, whiche
 from __future__ import annotations
 
 import math
+import runpy
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, is_number, message_of
 from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
 from minitrain.machine.kernel_device import LIMITS, KernelDevice, why_no_kernels
 from minitrain.machine.measured_layers import MeasuredLayers
-from minitrain.machine.network import wire_share
+from minitrain.machine.measured_topology import places_of
+from minitrain.machine.network import Network, Split, wire_share
 from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
+from minitrain.operations.collectives import COLLECTIVES
 from minitrain.workloads.workload import Cost, PassMode, Workload
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
     from minitrain.machine.device import Device
+    from minitrain.machine.topology import Topology, Transfer
     from minitrain.workloads.kernels import KernelList
 
 T = TypeVar("T")
@@ -295,6 +300,7 @@ class Pricing:
         platform: what a framework adds to the price of kernels: a name or a `Platform`.
         without: terms to leave out, of `TERMS`.
         prices: measured times of layers, or None.
+        collectives: laws of one's own by collective, each a `Law` or "FILE.py:FUNCTION"; or "OP=FILE.py:FUNCTION,...".
         stands_for: the platform where None was asked for, which is the strategy's; components alone if None too.
         reason: why a transformer is priced by the roofline, where nobody asked for that.
 
@@ -306,6 +312,7 @@ class Pricing:
     platform: str | Platform | None = None
     without: Sequence[str] = ()
     prices: MeasuredLayers | None = None
+    collectives: Any = field(default=None, hash=False)  # laws by collective
     stands_for: str | None = None
     reason: str = ""
 
@@ -327,6 +334,7 @@ class Pricing:
         if self.platform is not None:
             find_platform(self.platform)  # raises where there is none
         object.__setattr__(self, "without", terms)
+        object.__setattr__(self, "collectives", _laws_of(self.collectives))
 
     def __str__(self) -> str:
         """Say it in words.
@@ -341,6 +349,7 @@ class Pricing:
             words.append(f"without {' '.join(self.without)}")
         if self.prices is not None:
             words.append(f"layers of {self.prices.source}")
+        words += [f"{op} by {_name_of(law)}" for op, law in self.collectives.items()]
         return ", ".join(words)
 
     def on(self, system: SystemConfig, workload: Any) -> Pricing:
@@ -376,12 +385,75 @@ class Pricing:
     @property
     def is_default(self) -> bool:
         """Whether nothing was asked for but the specified pricing, or what suits the run."""
-        return self.fidelity != "kernels" and self.prices is None and not self._has_options
+        is_own = self.prices is not None or bool(self.collectives) or self._has_options
+        return self.fidelity != "kernels" and not is_own
+
+    def transfer(
+        self, topology: Topology, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None
+    ) -> Transfer:
+        """Return what a collective takes: by a law of one's own unless an algorithm is asked for, else by the network.
+
+        Raises:
+            UsageError: the law returns something else than seconds.
+        """
+        found, law = topology.collective(op, size_bytes, ranks, algorithm), self.collectives.get(op)
+        if law is None or algorithm is not None:
+            return found
+        places = places_of(topology)
+        split = Split.of([len(ranks)]) if places is None else places.shape(ranks).split
+        tiers = [found.tier] if places is None else [tier for tier in places.tiers if tier.size <= found.tier.size]
+        asked = (
+            f"the law of {op}, {_name_of(law)}, must return seconds from 0 on for {size_bytes:.0f} bytes and {split}"
+        )
+        try:
+            seconds = law(size_bytes, split, tiers)
+        except Exception as error:
+            raise UsageError(f"{asked}, and raised {message_of(error)}", op=op) from error
+        if not is_number(seconds):
+            raise UsageError(f"{asked}, got {seconds!r:.80}", op=op)
+        return replace(found, seconds=float(seconds), algorithm=_name_of(law))
 
     @property
     def known_platform(self) -> Platform:
         """Return the platform; components alone if none was named."""
         return COMPONENTS if self.platform is None else find_platform(self.platform)
+
+
+Law = Callable[[float, Split, Sequence[Network]], float]
+"""Returns the seconds of a collective, from the bytes of the whole tensor, how its ranks lie in nodes, and the tiers of
+the network that they cross, the innermost first."""
+
+
+def _laws_of(given: Any) -> Mapping[str, Law]:
+    """Return laws of one's own by collective; none where none are given.
+
+    Raises:
+        UsageError: there is no such collective, or no such function.
+    """
+    if given and not isinstance(given, Mapping):
+        given = dict(part.strip().partition("=")[::2] for part in str(given).split(","))
+    for op in given or {}:
+        if op not in COLLECTIVES:
+            raise UsageError(
+                f"a law must be of one of {', '.join(COLLECTIVES)}, got {op!r:.80}; write OP=FILE.py:FUNCTION", op=op
+            )
+    return {op: law if callable(law) else _law_in(str(law)) for op, law in (given or {}).items()}
+
+
+def _law_in(text: str) -> Law:
+    """Return the function that "FILE.py:FUNCTION" names."""
+    path, _, name = text.rpartition(":")
+    try:
+        found = runpy.run_path(path).get(name) if path else None
+    except Exception as error:  # the file may raise anything
+        raise UsageError(f"the law of a collective cannot be read from {text!r}: {message_of(error)}") from error
+    if not callable(found):
+        raise UsageError(f"{text!r} must name a function, the law of a collective; write FILE.py:FUNCTION")
+    return cast("Law", found)
+
+
+def _name_of(law: Law) -> str:
+    return getattr(law, "__name__", type(law).__name__)
 
 
 def _has_model(workload: Any) -> bool:
@@ -401,7 +473,7 @@ ROOFLINE = Pricing("roofline")
 USUAL = Pricing()
 """What suits the run."""
 
-PRICING_PARAMETERS = ("fidelity", "platform", "without", "prices")
+PRICING_PARAMETERS = ("fidelity", "platform", "without", "prices", "collectives")
 """The parameters of a run that make its `Pricing`."""
 
 

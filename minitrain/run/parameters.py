@@ -33,7 +33,7 @@ from minitrain.errors import UsageError, require_count, require_number, typed
 from minitrain.machine.config import is_shipped
 from minitrain.machine.device import mtbf_hours_of, require_mtbf
 from minitrain.machine.predictor import make_predictor, require_default
-from minitrain.machine.price import USUAL, Predictor, Pricing, RankPredictors
+from minitrain.machine.price import PRICING_PARAMETERS, USUAL, Predictor, Pricing, RankPredictors
 from minitrain.plain_text import meanings_of
 from minitrain.run.contention import EXACT, require_contention
 from minitrain.run.strategy_loading import split_options
@@ -148,7 +148,17 @@ EXCLUSIONS: Mapping[str, Exclusion] = MappingProxyType(
 
 
 SIZES = ("world_size", "num_layers", "global_batch_size")
-PRICE_ONLY = ("hardware", "network", "placement", "fidelity", "platform", "without", "prices", "slowdown")
+PRICE_ONLY = (
+    "hardware",
+    "network",
+    "placement",
+    "fidelity",
+    "platform",
+    "without",
+    "prices",
+    "collectives",
+    "slowdown",
+)
 """Parameters that change how long operations take, but not which operations there are."""
 OF_TRANSFORMER = ("seq_len", "precision", "lora", "frozen_layers", "documents", "ema")
 """Parameters that change what is trained, where that is a transformer."""
@@ -272,6 +282,9 @@ class RunParameters:
             of them, for an ablation.
         prices: Measured times of layers instead of computed ones; FILE.csv:gpu=NAME,model=NAME chooses rows. In Python
             `mt.MeasuredLayers.read("layers.csv")`.
+        collectives: Laws of your own: functions that return the seconds of a collective, of its bytes, its ranks
+            (`num_ranks`, `num_nodes`) and the network's tiers that they cross, the innermost first. In Python also
+            functions by collective, `{"all_reduce": mine}`.
         slowdown: Factor by which computing takes longer, by rank.
         strict_memory: Fail when a rank holds more than the device's memory. In Python: raise, instead of reporting it.
         log: full: keep every event; summary: keep totals, in memory that does not grow with events, and of steps that a
@@ -332,6 +345,9 @@ class RunParameters:
     )
     without: str | Sequence[str] = parameter((), "--without", commands=_SIMULATING, metavar="TERM,...", panel=MACHINE)
     prices: MeasuredLayers | None = parameter(None, "--prices", commands=_SIMULATING, metavar="FILE.csv", panel=MACHINE)
+    collectives: Any = parameter(
+        None, "--collectives", commands=_SIMULATING, metavar="OP=FILE.py:FUNCTION,...", panel=MACHINE
+    )
     slowdown: Mapping[int, float] | None = None
     strict_memory: bool = parameter(False, "--strict-memory", commands=_RUNS, kind=bool, panel=MACHINE)
     log: str = parameter("full", "--log", commands="compare run", metavar="KIND", panel=MACHINE)
@@ -435,10 +451,10 @@ class RunParameters:
         Args:
             stands_for: the framework that the strategy stands for.
         """
-        given = stands_for, self.fidelity, self.platform, self.prices
-        if given == (None,) * 4 and not self.without:
+        given = {name: getattr(self, name) for name in PRICING_PARAMETERS}
+        if stands_for is None and all(value in (None, ()) for value in given.values()):
             return USUAL
-        return Pricing(self.fidelity, self.platform, self.without, self.prices, stands_for)
+        return Pricing(**given, stands_for=stands_for)
 
     def _take_workload(self) -> None:
         """Find the workload, and take the number of layers from it where it has one."""

@@ -141,7 +141,7 @@ def _run_as(machine: Machine, known: dict[int, Hashable]) -> Hashable:
         known: how machines of a pricing are run, by its identity; it is added.
     """
     hardware, network, placement, pricing = machine
-    if not isinstance(hardware, SystemConfig):
+    if not isinstance(hardware, SystemConfig) or pricing.collectives:  # laws of one's own may ask for one number
         return id(machine)
     if id(pricing) not in known:
         platform = pricing.platform if isinstance(pricing.platform, str | None) else id(pricing.platform)
