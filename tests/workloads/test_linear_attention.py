@@ -121,6 +121,17 @@ def test_operations_are_about_those_that_megatron_counts(name: str, of_token: in
     assert scan.flop(4096, causal=True) / 4096 == pytest.approx(of_token, rel=0.15)
 
 
+def test_a_hybrid_has_the_operations_that_megatron_counts() -> None:
+    """`hybrid_flops` of Megatron-LM's `training.py`, of a token of Nemotron-H: all but its estimate of the scan."""
+    model, unit = linear_of("Nemotron-H-8B")
+    length, hidden, inner, state, groups, heads = 8192, 4096, 8192, 128, 8, 128
+    projected = 2 * hidden * (2 * inner + 2 * groups * state + heads) + 2 * inner * hidden
+    mamba = projected + scan_of(unit).flop(length, causal=True) / length
+    attention = 4 * hidden * (hidden + hidden * 8 / 32 + (length + 1) / 2)
+    forward = 24 * mamba + 4 * attention + 24 * 4 * hidden * 21504 + 2 * hidden * 131072
+    assert model.flop_per_token(length, causal=True) == 3 * forward
+
+
 def test_long_sequences_cost_linear_attention_no_more_a_token() -> None:
     hybrid, _ = linear_of("granite-4.0-h-micro")
     usual = replace(hybrid, linear=None, linear_layers=())
