@@ -68,7 +68,7 @@ from minitrain.operations import NO_SAMPLES
 from minitrain.operations.collectives import describe
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import singleton
-from minitrain.tensors.kinds import LocalWeight
+from minitrain.tensors.kinds import LocalWeight, maker_of
 from minitrain.tensors.placed import (
     COPIES,
     PIECES,
@@ -83,6 +83,9 @@ from minitrain.tensors.placed import (
     WeightPart,
 )
 from minitrain.workloads.workload import Context, PassMode, Recompute, modules_of, takes_again
+
+_make_weight, _make_opt_state, _make_weight_grad = maker_of(Weight), maker_of(OptState), maker_of(WeightGrad)
+_make_activation, _make_activation_grad = maker_of(Activation), maker_of(ActivationGrad)
 
 
 class Computation(RankState):
@@ -131,11 +134,9 @@ class Computation(RankState):
             return placed_passes.load(self, layer, shard, num_shards)
         price, units, state_units = found
         self._record("load_weights", layer, price, NO_SAMPLES)
-        fields = layer, self._num_layers, 0, singleton(shard), num_shards
-        weight: Any = Weight(*fields)
-        state: Any = OptState(*fields)
-        weight._units, state._units = units, state_units
-        return weight, state
+        layers, shards = self._num_layers, singleton(shard)
+        weight = _make_weight(units, layer, layers, 0, shards, num_shards)
+        return weight, _make_opt_state(state_units, layer, layers, 0, shards, num_shards)
 
     def set_final_weight(self, layer: int, weight: Weight) -> None:
         """Hand in the trained weight of a layer (or this rank's shard of it).
@@ -185,9 +186,8 @@ class Computation(RankState):
         if price is None:
             return placed_passes.forward(self, layer, inp, recompute)
         self._record("forward", layer, price, samples)
-        out: Any = Activation(layer + 1, self._num_layers, samples, self._global_batch_size)
-        out._units = self._account.units_of(inp)
-        return out  # type: ignore[no-any-return]  # an Activation
+        units = self._account.units_of(inp)
+        return _make_activation(units, layer + 1, self._num_layers, samples, self._global_batch_size)
 
     def loss(self, inp: Activation) -> ActivationGrad:
         """Return the gradient of the loss with respect to the model's output (free of cost).
@@ -231,11 +231,9 @@ class Computation(RankState):
             return placed_passes.backward(self, layer, inp, grad)
         price, units = found
         self._record("backward", layer, price, samples)
-        num_layers, batch_size = self._num_layers, self._global_batch_size
-        grad_weight: Any = WeightGrad(layer, num_layers, samples, batch_size)
-        grad_inp: Any = ActivationGrad(layer - 1, num_layers, samples, batch_size)
-        grad_weight._units, grad_inp._units = units, self._account.units_of(grad)
-        return grad_weight, grad_inp
+        layers, batch_size = self._num_layers, self._global_batch_size
+        grad_inp = _make_activation_grad(self._account.units_of(grad), layer - 1, layers, samples, batch_size)
+        return _make_weight_grad(units, layer, layers, samples, batch_size), grad_inp
 
     def _back_elsewhere(self, op: str, layer: int, inp: Any, grad: Any, weight: Any) -> tuple[Any, Any] | None:
         """Return both gradients of experts, parts or shards; None of whole layers, for which the laws hold."""
@@ -266,9 +264,8 @@ class Computation(RankState):
         if price is None:
             return placed_passes.backward_input(self, layer, inp, grad)
         self._record("backward_input", layer, price, samples)
-        grad_inp: Any = ActivationGrad(layer - 1, self._num_layers, samples, self._global_batch_size)
-        grad_inp._units = self._account.units_of(grad)
-        return grad_inp  # type: ignore[no-any-return]  # an ActivationGrad
+        units = self._account.units_of(grad)
+        return _make_activation_grad(units, layer - 1, self._num_layers, samples, self._global_batch_size)
 
     def backward_weight(
         self, layer: int, inp: Activation, grad: ActivationGrad, weight: Weight | None = None
@@ -293,9 +290,7 @@ class Computation(RankState):
             return placed_passes.backward_weight(self, layer, inp)
         price, units = found
         self._record("backward_weight", layer, price, samples)
-        grad_weight: Any = WeightGrad(layer, self._num_layers, samples, self._global_batch_size)
-        grad_weight._units = units
-        return grad_weight  # type: ignore[no-any-return]  # a WeightGrad
+        return _make_weight_grad(units, layer, self._num_layers, samples, self._global_batch_size)
 
     def update(
         self, layer: int, weight_grad: WeightGrad, weight: Weight, opt_state: OptState
@@ -316,6 +311,7 @@ class Computation(RankState):
         """
         try:
             shards, num_shards, samples = weight.shards, weight.num_shards, weight_grad.samples
+            units, state_units = weight._units, opt_state._units
             is_legal = (
                 weight.layer == layer == weight_grad.layer == opt_state.layer
                 and (id(samples) in self._whole_batches or self._is_whole_batch(samples))
@@ -327,7 +323,7 @@ class Computation(RankState):
                 and weight_grad.__class__ is WeightGrad
                 and opt_state.__class__ is OptState
             )
-        except AttributeError:  # as in forward
+        except AttributeError:  # no tensor, or one that was never in a store
             is_legal = False
         if not is_legal:
             if weight.__class__ is LocalWeight:
@@ -338,15 +334,14 @@ class Computation(RankState):
                 return update_piece(self, weight, weight_grad, opt_state)
             if weight.__class__ is WeightPart:
                 return update_part(self, weight, weight_grad, opt_state)
+            units, state_units = map(self._account.units_of, (weight, opt_state))  # one may have been in no store yet
         price = self._remembered.updates.get((len(shards), num_shards))
         if price is None:
             price = placed_passes.price_of_update(self, layer, weight)
         self._record("update", layer, price, samples)
-        units_of = self._account.units_of
-        updated: Any = Weight(layer, self._num_layers, weight.step + 1, shards, num_shards)
-        state: Any = OptState(layer, self._num_layers, opt_state.step + 1, opt_state.shards, opt_state.num_shards)
-        updated._units, state._units = units_of(weight), units_of(opt_state)
-        return updated, state
+        layers, step, kept = self._num_layers, opt_state.step + 1, opt_state.shards
+        state = _make_opt_state(state_units, layer, layers, step, kept, opt_state.num_shards)
+        return _make_weight(units, layer, layers, weight.step + 1, shards, num_shards), state
 
 
 _ALL = frozenset([0])

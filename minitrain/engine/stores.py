@@ -208,7 +208,6 @@ def logits_of(tensor: Any) -> int:
     return 0 if passage is None else passage.logits
 
 
-_get = dict.get
 _keep = dict.setdefault
 _take = dict.pop
 _replace = dict.__setitem__
@@ -231,12 +230,11 @@ class Store(dict[Any, V]):
             units = value._units  # type: ignore[attr-defined]  # the result of an operation knows its size
         except AttributeError:
             units = account.size(value)
-        before = _get(self, key)  # in less time than `in` takes, which looks the method up
-        if before is None:
-            _keep(self, key, value)  # does the same as `_replace` here, and is called in less time
-        else:
-            self._leave(before)
+        if key in self:
+            self._leave(self[key])
             _replace(self, key, value)
+        else:
+            _keep(self, key, value)  # does the same as `_replace` here, and is called in less time
         value._home = account  # type: ignore[attr-defined]
         if account.launched_tensors and id(value) in account.launched_tensors:
             account.recount_launched(value, stored=True)

@@ -168,3 +168,11 @@ def test_tensors_are_followed_from_the_first_model_that_follows_them(
     assert kinds._enabled
     slot = "_content" if "numerics" in parameters else "_origin"
     assert all(hasattr(weight, slot) for model in run.models for weight in model.final_weights.values())
+
+
+@pytest.mark.parametrize("kind", kinds.KINDS)
+def test_what_the_engine_makes_is_what_the_class_makes(kind: Any) -> None:
+    values = [frozenset([3]) if name == "samples" else 4 for name in kind.__dataclass_fields__]
+    values = values[: len(values) - len(kind.__init__.__defaults__ or ())]
+    made, expected = kinds.maker_of(kind)(7, *values), kind(*values)
+    assert (type(made), made, made._units) == (kind, expected, 7)
