@@ -160,8 +160,7 @@ class ConfigReader:
         """Return a count, which may be listed for each layer if it is that of all."""
         listed = self._config.get(key, default)
         if isinstance(listed, list) and len({*map(str, listed)}) == 1:
-            self._read.add(key)
-            return ConfigReader({key: listed[0]}).count(key, least=least)
+            self._config = {**self._config, key: listed[0]}
         return self.count(key, default, least)
 
     def share(self, key: str, of: str) -> Any:
@@ -448,9 +447,13 @@ def _language_model(config: ConfigReader, family: str) -> Fields:
     """Read a model with a vision tower, of which the language model alone is taken."""
     given = config.object("text_config")
     inner, kind = ConfigReader(given), given.get("model_type", family)
-    family = kind if kind in (*FAMILIES, *_ROWS) else family
-    fields = _read(inner, family)
-    inner.refuse_the_rest(family, ())
+    if kind not in (*FAMILIES, *_ROWS):
+        config.faults["text_config"] = (
+            f"text_config.model_type must be one that can be read by itself, got {shown(kind)}"
+        )
+        kind = family
+    fields = _read(inner, kind)
+    inner.refuse_the_rest(kind, ())
     config.faults |= {f"text_config.{key}": fault for key, fault in inner.faults.items()}
     return {**fields, "taken_as": (*fields["taken_as"], "its vision tower")}
 
@@ -512,10 +515,10 @@ _ROWS: Mapping[str, Any] = _TABLES["families"]
 """How others differ from one of these, or from one another.
 
 A row names what it is `like`, and what function reads the rest where that is another (`root`); keys that are
-`renamed`; the values that keys must have, the first where they are absent (`only`); keys of `factors`; arguments of
-`rotary`; the window's default, and of how many layers the last has none (`windows`); the sizes of a `linear` attention
-or of a `sparse` one's indexer; and of `fields` a value, or the method of `ConfigReader` and the key that give it, with
-its further arguments.
+`renamed`; the values that keys must have, the first where they are absent (`only`), or that list 1 for all layers
+(`ones`); keys of `factors`; arguments of `rotary`; the window's default, and of how many layers the last has none
+(`windows`); the sizes of a `linear` attention or of a `sparse` one's indexer; and of `fields` a value, or the method of
+`ConfigReader` and the key that give it, with its further arguments.
 """
 
 
@@ -546,19 +549,27 @@ def _read(config: ConfigReader, family: str) -> Fields:
         default, every, *names = row["windows"]
         fields |= windows(config, fields, lambda layer: bool((layer + 1) % every), default, *names)
     fields |= {name: _one(config, how) for name, how in row.get("fields", {}).items()}
-    if "sparse" in row:
-        sizes = {name: config.count(*how) for name, how in row["sparse"].items()}
-        fields["sparse"] = None if config.faults else SparseAttention(**sizes)
-        config.kinds_of_layers("layer_types", "indexed_attention")
-        config.kinds_of_layers("indexer_types", "full")
-    if "linear" in row:
-        fields = {**_linear(config, row["linear"]), **fields}
+    fields = {**_mixers(config, row), **fields}
     if fields.get("num_experts") == 0:
         fields = {name: value for name, value in fields.items() if name not in _OF_EXPERTS}
     return {**fields, "taken_as": (*fields["taken_as"], *row.get("taken_as", ()), *_factors(config, row))}
 
 
 _OF_EXPERTS = ("experts_per_token", "num_shared_experts", "moe_ffn_hidden_size", "moe_layers", "router_bias")
+
+
+def _mixers(config: ConfigReader, row: Mapping[str, Any]) -> Fields:
+    """Read what some layers have instead of attention, or to choose its keys."""
+    for key in row.get("ones", ()):
+        config.same(key, 1)
+    if "linear" in row:
+        return _linear(config, row["linear"])
+    if "sparse" not in row:
+        return {}
+    sizes = {name: config.count(*how) for name, how in row["sparse"].items()}
+    config.kinds_of_layers("layer_types", "indexed_attention")
+    config.kinds_of_layers("indexer_types", "full")
+    return {"sparse": None if config.faults else SparseAttention(**sizes)}
 
 
 def _linear(config: ConfigReader, row: Mapping[str, Any]) -> Fields:
@@ -619,7 +630,7 @@ def fields_of(source: StrPath | Mapping[str, Any], ignore: Sequence[str] = ()) -
     if not isinstance(family, str) or family not in MODEL_TYPES:
         known, why = ", ".join(MODEL_TYPES), _TABLES["refused"].get(family if isinstance(family, str) else "")
         hint = closest(family, MODEL_TYPES) or "describe the model with mt.Transformer(...)"
-        hint = f"it has {why}, which are not modelled" if why else hint
+        hint = f"it has {why}, which are not modelled; mt.Transformer(...) describes what is near" if why else hint
         raise refuse(label, [f"model_type must be one of {known}, got {shown(family)}; {hint}"], keys=("model_type",))
     for key, default in (("is_encoder_decoder", False), ("add_cross_attention", False), ("pruned_heads", {})):
         reader.only(key, default, default, None)

@@ -69,6 +69,10 @@ def test_what_layers_of_current_models_have_is_read() -> None:
     assert (glm.qkv_bias, glm.output_bias, glm.qk_norm, glm.rope_share) == (True, False, "head", 0.5)
     assert (glm.moe_layers, glm.num_shared_experts, glm.router_bias) == (tuple(range(3, 92)), 1, True)
     assert (minimax.qk_norm, minimax.window, minimax.rope_theta) == ("whole", None, 5e6)
+    config = next(row["config"] for row in PUBLISHED if row["name"] == "MiniMax-M2")
+    assert mt.Transformer.from_hf({**config, "attn_type_list": [1] * 62}) == minimax
+    for other in ([0, 1] * 31, [0] * 62):
+        assert keys_of({**config, "attn_type_list": other}) == ("attn_type_list",)
     assert (olmo.norm_placement, olmo.window, olmo.window_layers[:4]) == ("post", 4096, (0, 1, 2, 4))
     assert (ernie.num_shared_experts, ernie.moe_layers[0], ernie.tied_embeddings) == (2, 1, True)
     assert (read["GLM-4-9B-0414"].norm_placement, read["Seed-OSS-36B"].dropout) == ("both", 0.1)
@@ -112,11 +116,14 @@ def test_the_language_model_is_taken_of_one_that_sees() -> None:
     seeing = mt.Transformer.from_hf({"model_type": "mistral3", "text_config": inner, "vision_config": {}})
     assert seeing.num_parameters == mt.Transformer.from_hf(inner).num_parameters
     assert seeing.taken_as == ("its vision tower",)
+    unknown = {"model_type": "mistral3", "text_config": {**inner, "model_type": "mistral9"}}
+    with pytest.raises(mt.UsageError, match=r'text_config\.model_type must be one .*got "mistral9"'):
+        mt.Transformer.from_hf(unknown)
 
 
 @pytest.mark.parametrize("name", ["gemma3n", "falcon_h1", "mamba2"])
 def test_a_family_with_what_is_not_modelled_is_refused_by_that(name: str) -> None:
-    with pytest.raises(mt.UsageError, match=rf'got "{name}"; it has .*, which are not modelled'):
+    with pytest.raises(mt.UsageError, match=rf'got "{name}"; it has .*, which are not modelled; mt.Transformer'):
         mt.Transformer.from_hf({"model_type": name})
 
 
