@@ -142,7 +142,8 @@ class Row:
             return ""
         first = self.grade.failures[0]
         where = f" ({first.where()})" if first.where() else ""
-        return one_line(f"{first.name}: {first.message}{where}")
+        told = one_line(f"{first.name}: {first.message}{where}")
+        return re.sub(rf"(?<!\S)/\S*/(?={re.escape(Path(self.file).name)})", "", told) if self.file else told
 
 
 def grade_all(
@@ -448,7 +449,8 @@ def as_table(rows: Sequence[Row]) -> Table:
     table.add_column("first failure", overflow="fold", ratio=1)
     for row in rows:
         score = f"{row.score}" if row.grade else "-"
-        cells = (one_line(row.file), row.exercise or "-", score, f"{row.seconds:.1f}", row.failure)
+        failure = row.failure.partition("; ")[0]  # what to do is for who wrote it
+        cells = (one_line(row.file), row.exercise or "-", score, f"{row.seconds:.1f}", failure)
         table.add_row(*map(Text, cells))
     return table
 

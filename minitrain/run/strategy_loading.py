@@ -499,6 +499,7 @@ def _why_not_called(name: str, strategy: Strategy, options: Mapping[str, Any], k
         given = " and ".join(f"{option}={options[option]!r:.80}" for option in unknown)
         of_others = {option for shipped in _shipped().values() for option in options_of(shipped)}  # none is misspelt
         meant = "".join(did_you_mean(option, [*own, *known]) for option in unknown if option not in of_others)
+        meant = meant.replace("?; did you mean", " and")
         return f"the strategy {name} does not take {given}{meant or ';'} {_what_it_takes(name, strategy)}"
     missing = [option for option, found in own.items() if found.default is found.empty and option not in options]
     if missing:
@@ -515,6 +516,10 @@ def _what_it_takes(name: str, strategy: Strategy) -> str:
     return f"its options are {', '.join(options_of(strategy)) or 'none'}"
 
 
+_CALLED_ELSEWHERE = {"model": "workload", "seq": "seq_len", "sequence_length": "seq_len", "hw": "hardware"}
+"""What the command line and other tools call parameters."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return in words which of the known names was meant by one that is not among them, or nothing.
 
@@ -522,6 +527,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     '; did you mean world_size?'
     """
     listed = list(known)
+    if _CALLED_ELSEWHERE.get(name) in listed:
+        return f"; did you mean {_CALLED_ELSEWHERE[name]}?"
     close = [] if name in listed else difflib.get_close_matches(name, listed, 1)
     return f"; did you mean {close[0]}?" if close else ""
 

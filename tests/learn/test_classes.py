@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from minitrain.cli import app
 from minitrain.errors import UsageError
 from minitrain.learn import Grade, load_exercise, shipped_exercises
-from minitrain.learn.classes import MOST_MEMORY, Row, as_csv, grade_all, grade_one, key_of
+from minitrain.learn.classes import MOST_MEMORY, Row, as_csv, as_table, grade_all, grade_one, key_of
 from minitrain.learn.isolation import Isolation
 from minitrain.learn.sandbox import LONGEST_SOURCE, Limits, own_name, upload_of
 from minitrain.learn.submissions import find_submissions, fingerprint, imported
@@ -321,6 +321,21 @@ def test_a_grader_without_memory_says_so(tmp_path: Path, monkeypatch: pytest.Mon
     write(tmp_path, {"02_a.py": DDP})
     row = grade_one(find_submissions([tmp_path], shipped_exercises())[0], Limits())
     assert row.failure.startswith(f"judging what it does needs more than {MOST_MEMORY / 2**30:.0f} GiB")
+
+
+def test_rows_name_a_file_without_the_graders_folders_and_a_table_says_what_fails_without_the_remedy(
+    tmp_path: Path,
+) -> None:
+    write(
+        tmp_path, {"alice/02_ddp.py": "def ddp(model)\n", "bob/02_ddp.py": DDP.replace("await model.all_reduce", "(")}
+    )
+    write(tmp_path, {"carol/02_ddp.py": DDP.replace("    return model", "    return None")})
+    rows = grade_all(find_submissions([tmp_path], shipped_exercises()), limits=Limits(isolation="none"), workers=1)
+    assert rows[0].failure.startswith("runs: the strategy file 02_ddp.py cannot be loaded: SyntaxError")
+    assert str(tmp_path) not in as_csv(rows)
+    assert "; end it with `return model`" in rows[2].failure
+    (*_, told) = as_table(rows).columns[-1].cells
+    assert str(told) == rows[2].failure.partition("; ")[0]
 
 
 def test_isolation_that_is_not_to_be_had_ends_the_class(tmp_path: Path) -> None:

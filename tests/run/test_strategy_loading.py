@@ -120,6 +120,8 @@ def test_options_that_the_strategy_does_not_take_are_refused(strategy: Any, mess
 
 
 def test_a_misspelt_parameter_of_simulate_is_recognised() -> None:
+    with pytest.raises(StrategyError, match=r"model=.gpt2. and seq=4; did you mean workload and seq_len[?] "):
+        mt.simulate("ddp", model="gpt2", seq=4)  # type: ignore[call-arg]
     with pytest.raises(StrategyError, match=r"does not take wrold_size=4; did you mean world_size\? "):
         mt.simulate("ddp", wrold_size=4)  # type: ignore[call-arg]
     with pytest.raises(StrategyError, match=r"does not take microbatch_sise=4; did you mean microbatch_size\? "):
