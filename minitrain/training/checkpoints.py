@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated, Any
 
 import torch
@@ -50,6 +51,21 @@ class Checkpoints:
     def is_due(self, num_steps: int, last: int) -> bool:
         """Return whether the state after so many steps is to be written."""
         return num_steps % self.every == 0 or num_steps == last
+
+    def require_writable(self) -> None:
+        """Require a folder that can be written, before the training that is to fill it begins.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            TemporaryFile(dir=self.folder).close()
+        except OSError as error:
+            raise UsageError(
+                f"checkpoints cannot be written into {self.folder}: {error.strerror}; give another folder",
+                folder=str(self.folder),
+            ) from None
 
     def newest(self) -> tuple[int, Path] | None:
         """Return the number of steps of the newest checkpoint that is whole, and its folder.

@@ -161,6 +161,8 @@ class Training:
         _ = self.net  # refuses what it does not know
         if self.compiles:
             require_compiler()
+        if self.checkpoints:
+            self.checkpoints.require_writable()
         found = self.checkpoints and self.checkpoints.newest()
         if found and found[0] >= self.steps:
             message = f"the checkpoint {found[1]} has {found[0]} steps already; ask for more in all, got {self.steps}"

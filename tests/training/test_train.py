@@ -162,6 +162,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         ({"steps": 0}, "steps"),
         ({"patience": math.nan}, "patience must be a positive number of seconds, got nan"),
         ({"data": "/no/such/file"}, "No such file"),
+        ({"checkpoints": "/dev/null/no"}, "checkpoints cannot be written into /dev/null/no: Not a directory"),
         ({"data": ["short"]}, "at least 64 bytes to learn from, got 5"),
         ({"workload": "dense"}, "real processes train dense layers and transformers"),
     ],

@@ -240,7 +240,8 @@ def run_within(seconds: float, start: Callable[[], Coroutine[Any, Any, T]]) -> T
         TimeLimitError: it took longer.
     """
     is_main = threading.current_thread() is threading.main_thread() and hasattr(signal, "setitimer")
-    alarm = _Alarm(seconds) if is_main else _Timer(seconds)
+    limit = min(seconds, 1e9)  # timers take no more
+    alarm = _Alarm(limit) if is_main else _Timer(limit)
     try:
         try:
             return run_to_end(lambda: _awake(start))

@@ -73,6 +73,11 @@ def test_what_hangs_in_another_thread_is_a_failed_row() -> None:
     assert "TimeLimitError" in done.stdout, done.stderr
 
 
+def test_a_limit_may_be_longer_than_timers_take() -> None:
+    (row,) = mt.sweep("ddp", {"world_size": [2]}, time_limit_s=1e30, **SIZES).rows()
+    assert row["error"] is None
+
+
 def test_rows_within_a_limit_are_those_without_one() -> None:
     grid: dict[str, list[Any]] = {"world_size": [1, 2], "hardware": ["h100_80g_nvl8", "h200_141g_nvl8", "default"]}
     without = mt.sweep("ddp", grid, Counting(), **SIZES).rows()
