@@ -25,7 +25,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count, pairwise
 
 from minitrain.errors import UsageError
@@ -128,8 +128,11 @@ class _Lane:
     def set_rate(self) -> None:
         """Set the rate at which the present operation runs, beside what is in flight."""
         under_way = [key for key, number in self.in_flight.items() if number]
+        if not under_way:
+            self.rate = 1.0
+            return
         left = max(1.0 - sum(usage for _, usage in {key[:2] for key in under_way}), _LEAST_RATE)
-        share = self.memory_share if under_way else 0.0
+        share = self.memory_share
         persistent = self.persistent_share if left < 1.0 else 0.0
         if not share and not persistent:
             self.rate = left
@@ -293,7 +296,7 @@ class Retiming:
         row = lane.place * STRIDE
         price: Price = rows[row + PRICE]
         if lane.slowed:
-            rows[row + PRICE] = replace(price, seconds=self.now - rows[row + TIME])
+            rows[row + PRICE] = price.lasting(self.now - rows[row + TIME])
         lane.work_s = None
         lane.place += 1
         self._advance(rank)
@@ -351,7 +354,7 @@ class Retiming:
         if meeting.slowed:
             for part in meeting.parts:
                 rows, row = self.logs[part.rank]._rows, part.place * STRIDE
-                rows[row + PRICE] = replace(part.price, seconds=self.now - rows[row + TIME])
+                rows[row + PRICE] = part.price.lasting(self.now - rows[row + TIME])
         self._end(meeting)
 
     def _waited_for(self, meeting: Meeting, launched: float, last: int) -> int | None:

@@ -273,13 +273,12 @@ class Recording:
 
 def _on_each(price: Price, chosen: Ints) -> list[Price]:
     """Return a price on each of some machines of a fleet."""
-    columns = {
-        field.name: value[chosen].tolist()
-        for field in fields(Price)
-        if isinstance(value := getattr(price, field.name), np.ndarray) and value.ndim
-    }
-    rows = zip(*columns.values(), strict=True) if columns else [()] * len(chosen)
-    return [replace(price, **dict(zip(columns, row, strict=True))) for row in rows]
+    values = [getattr(price, field.name) for field in fields(Price)]
+    is_column = [isinstance(value, np.ndarray) and value.ndim > 0 for value in values]
+    columns = [
+        value[chosen].tolist() if each else [value] * len(chosen) for value, each in zip(values, is_column, strict=True)
+    ]
+    return list(map(Price, *columns))
 
 
 @dataclass(frozen=True, slots=True)

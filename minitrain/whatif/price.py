@@ -458,7 +458,8 @@ def price(
     """Simulate one training step of a strategy on many machines at once.
 
     The strategy runs once. Its operations are then priced for all machines, and its clocks computed from these prices:
-    a thousand machines take little longer than one. All figures are those of separate simulations, to the last float.
+    a thousand machines take little longer than one, but with contention, by which each is timed alone, in milliseconds.
+    All figures are those of separate simulations, to the last float.
 
     Args:
         strategy: what `simulate` takes.
