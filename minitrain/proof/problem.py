@@ -198,7 +198,7 @@ _NOT_COMPUTED = {
     "sparse": (None, "sparse attentions are"),
     "without_mixer": ((), "layers of an MLP alone are"),
     "without_mlp": ((), "layers of an attention alone are"),
-    "linear": (None, "linear attentions are"),
+    "linear_layers": ((), "linear attentions are"),
     "shared_gate": (False, "gates of shared experts are"),
     "prediction_layers": (0, "layers that predict further tokens are"),
 }

@@ -767,6 +767,8 @@ class Architecture:
     @property
     def kind(self) -> str:
         """Return the kind of model by which validated runs are told apart."""
+        if self.linear_layers or self.sparse is not None:
+            return "linear-attention" if self.linear_layers else "sparse-attention"
         if self.moe_layers:
             return "mixture of experts"
         return "Llama-like" if self.is_gated else "GPT-like"

@@ -200,6 +200,18 @@ def test_a_gate_of_attention_has_weights_of_its_own_and_keeps_what_it_weighs() -
     assert kept[0] - kept[1] == 2 * 64 * 2 * 64
 
 
+def test_no_validated_run_is_like_one_with_other_attention() -> None:
+    run = mt.simulate("fsdp", world_size=2, global_batch_size=2, workload=HYBRID, hardware="h100_80g_nvl8")
+    assert "no linear-attention model" in run.sureness
+
+
+def test_the_remedy_of_a_proof_makes_a_model_that_is_proved() -> None:
+    usual = mt.models()["tiny"]
+    with pytest.raises(mt.UsageError, match=r"linear_layers .* must be \(\).*replace\(model, linear_layers=\(\)\)"):
+        mt.prove("ddp", world_size=2, workload=replace(usual, linear=DELTA, linear_layers=(0,)))
+    assert mt.prove("ddp", world_size=2, workload=replace(usual, linear=DELTA, linear_layers=())).largest < 1e-9
+
+
 @pytest.mark.parametrize("strategy", ["ring_attention", "gathered_context"])
 def test_a_state_is_not_passed_between_ranks_that_divide_a_sequence(strategy: str) -> None:
     with pytest.raises(mt.UsageError, match=r"linear_attention 0 must have the whole sequence.*use cp=1"):

@@ -47,7 +47,7 @@ def model_faults(model: Transformer) -> list[str]:
         "output_gate": model.output_gate,
         "layers of a mixer or an MLP alone": bool(model.without_mixer or model.without_mlp),
         "sparse attention": model.sparse is not None,
-        "linear attention": model.linear is not None,
+        "linear attention": bool(model.linear_layers),
         "chunked_windows": model.chunked_windows,
         "layernorm without biases": model.norm == "layernorm" and not model.norm_bias,
         "biases of some projections": _biases(model) not in _BIASES,
