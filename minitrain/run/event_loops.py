@@ -27,9 +27,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.engine.event_loop import RankLoop
+from minitrain.errors import UsageError
 from minitrain.operations import MEMORY, STRIDE
 
 if TYPE_CHECKING:
@@ -55,7 +57,15 @@ def run_to_end(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFa
         run = _run_here
     else:
         run = _run_in_thread
-    return run(start, loop_factory)
+    return run(start, None if loop_factory is None else partial(_made_by, loop_factory))
+
+
+def _made_by(loop_factory: LoopFactory) -> asyncio.AbstractEventLoop:
+    """Return the event loop that a factory makes."""
+    loop: Any = loop_factory()
+    if not isinstance(loop, asyncio.AbstractEventLoop):
+        raise UsageError(f"loop_factory must make an event loop of asyncio, got {loop!r:.80}")
+    return loop
 
 
 def _run_here(start: Callable[[], Coroutine[Any, Any, T]], loop_factory: LoopFactory | None) -> T:

@@ -292,6 +292,11 @@ def test_simulate_works_inside_a_running_loop_and_simulate_async_in_it() -> None
     assert inside == awaited == simulate("zero2")
 
 
+def test_what_makes_no_event_loop_is_refused() -> None:
+    with pytest.raises(mt.UsageError, match="loop_factory must make an event loop of asyncio, got <class 'object'>"):
+        mt.simulate("ddp", world_size=2, loop_factory=lambda: object)  # type: ignore[arg-type, return-value]
+
+
 def test_two_runs_in_one_loop_do_not_disturb_each_other() -> None:
     async def main() -> list[mt.Run]:
         return list(await asyncio.gather(*(mt.simulate_async(name, **SMALL) for name in ("ddp", "gpipe", "zero3"))))
