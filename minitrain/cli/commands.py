@@ -466,7 +466,7 @@ def _print_run(
     print_table(tables.ranks_table(result))
     if written and page_alone:
         rows = ", which has a row for each class of ranks that do the same" if result.draws_classes else ""
-        print_lines([f"wrote {written[0] / PAGE}{rows}"])
+        print_lines([f"wrote {written[0] / PAGE}{rows}; --trace writes every rank, and the log that diff reads"])
     elif written and not (written[0] / RUN_FILE).exists():
         print_lines([f"wrote {written[0]}: page and Chrome trace of some ranks; --trace writes every rank and the log"])
     elif written and not all_ranks and _shows_some_ranks(result):

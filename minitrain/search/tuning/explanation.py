@@ -401,7 +401,7 @@ def write_tuning_page(path: Path, tuning: Findings, pictures: int) -> Path:
         tuning: the search.
         pictures: how many of the best are simulated once more.
     """
-    said = [f"{tuning.verdicts()}"]
+    said = [tuning.verdicts(), *tuning.others(distinct(tuning.ranked)[:_NAMED])]
     caption = "All configurations with figures: the strongest blue is the quickest, grey does not fit"
     why = f"<details><summary>What was not priced, and why</summary><ul>{''.join(_reasons(tuning))}</ul></details>\n"
     return write_page(path, _title(tuning), _configurations(tuning, pictures), said, caption, why)

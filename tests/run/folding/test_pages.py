@@ -76,6 +76,7 @@ def test_run_writes_the_page_of_a_folded_run(tmp_path: Path, monkeypatch: pytest
     assert written(*command, "--no-trace")[1] == set()
     printed, files = written(*command)
     assert "wrote traces/ddp-folded/index.html, which has a row for each class of ranks" in printed
+    assert "; --trace writes every rank, and the log that diff reads" in printed
     assert files == {"traces/ddp-folded/index.html"}
 
 

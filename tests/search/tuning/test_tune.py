@@ -251,6 +251,14 @@ def test_the_page_holds_every_priced_configuration_and_draws_the_best(pages: str
     assert "must be a multiple of tp x pp" in pages
 
 
+def test_the_page_says_of_a_strategy_without_layouts_on_it_what_became_of_them(tmp_path: Path) -> None:
+    space = {"pp": [5], "tp": [1], "microbatch_size": [1]}
+    found = mt.tune(SMALL, **{**_GIVEN, "space": space}, strategies=["fsdp", "megatron"])
+    assert {row["strategy"] for row in found.ranked} == {"fsdp"}
+    page = found.write_html(tmp_path / "tune.html", pictures=0).read_text()
+    assert f"<p>megatron, {found.counts['illegal']} configurations: {found.counts['illegal']} illegal.</p>" in page
+
+
 def test_several_precisions_are_searched_and_the_words_are_of_the_best_one() -> None:
     space: dict[str, Any] = {"tp": [1], "pp": [1, 2], "num_chunks": [1], "microbatch_size": [1], "recompute": ["none"]}
     found = mt.tune("gpt2", world_size=4, global_batch_size=8, strategies="megatron", space=space, jobs=1,
