@@ -100,7 +100,6 @@ if TYPE_CHECKING:  # the public names and where they are: `_homes` reads this bl
     from minitrain.whatif.price import price_async as price_async
     from minitrain.whatif.replayed_runs import Replayed as Replayed
     from minitrain.whatif.replayed_runs import replay as replay
-    from minitrain.workloads.architecture import Lora as Lora
     from minitrain.workloads.architecture import Precision as Precision
     from minitrain.workloads.documents import Documents as Documents
     from minitrain.workloads.exchange.reading import read_recipe as read_recipe
@@ -110,6 +109,7 @@ if TYPE_CHECKING:  # the public names and where they are: `_homes` reads this bl
     from minitrain.workloads.mixers import LatentAttention as LatentAttention
     from minitrain.workloads.mixers import LinearAttention as LinearAttention
     from minitrain.workloads.mixers import SparseAttention as SparseAttention
+    from minitrain.workloads.shapes import Lora as Lora
     from minitrain.workloads.transformer import Transformer as Transformer
     from minitrain.workloads.transformer import models as models
 

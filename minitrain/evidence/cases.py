@@ -314,6 +314,7 @@ def _platform(
         captures=row.words("framework").facts.get("graphs", framework.captures),
         hybridep_units=framework.hybridep_units,
         in_turn=framework.in_turn and row.number("imbalance") is None,
+        fused_router=row.words("framework").facts.get("fused_router", framework.fused_router),
         pads_experts=row.number("capacity_factor") is not None,
         one_hot_capacity=(row.number("capacity_factor") or 0.0) if found.by_xla and layout.ep == 1 else 0.0,
         fused_loss=_fuses_loss(row, framework, found),

@@ -222,6 +222,7 @@ class Framework:
             hosts are slow.
         hybridep_units: multiprocessors that HybridEP takes, if not as many as by default.
         in_turn: whether its benchmarks give each token the experts that follow those of the token before.
+        fused_router: whether, where the row does not say, one library's kernels fuse what chooses experts.
         alone: its platform on a device beside no other, where nothing of what others' clocks contain is hidden.
     """
 
@@ -248,6 +249,7 @@ class Framework:
     captures: bool | None = None
     hybridep_units: int | None = None
     in_turn: bool = False
+    fused_router: bool = True
     alone: str = ""
 
     def is_named(self, names: Set[str]) -> bool:
@@ -467,7 +469,7 @@ def _of_named(row: Row) -> dict[str, Any]:
 _NORMED = {"qwen3": "head", "gemma3": "head", "olmo2": "whole", "olmo3": "whole"}
 """Families of dense models whose queries and keys have norms, as Hugging Face's transformers has them."""
 
-_UNTOLD = ("sinks", "gate_clamp", "qk_norm")
+_UNTOLD = ("sinks", "gate_clamp", "qk_norm", "rope_factor", "expert_groups", "groups_per_token")
 _BIASES = ("qkv_bias", "output_bias", "mlp_bias")
 
 

@@ -62,7 +62,8 @@ class Kernels:
         from minitrain.workloads.expert_layers import num_touched  # noqa: PLC0415  (only where kernels are priced)
 
         split, outer = shape.split, shape.tier
-        token_bytes, sizes = size_bytes / model.experts_per_token, (model.num_experts, model.experts_per_token)
+        token_bytes, groups = size_bytes / model.experts_per_token, (model.expert_groups, model.groups_per_token)
+        sizes = (model.num_experts, model.experts_per_token, groups)
         local = split.num_ranks / split.num_nodes
         share = next((share for most, share in self.within if local <= most), self.within[-1][1])
         sent_bytes = token_bytes * num_touched(split.num_ranks, *sizes, in_turn=in_turn)

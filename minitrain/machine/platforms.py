@@ -116,6 +116,8 @@ class Platform:
         hybridep_units: multiprocessors that HybridEP takes, if not as many as by default.
         in_turn: whether each token has the experts that follow those of the token before, as benchmarks of NeMo
             AutoModel do (`FakeBalancedGate` of its `components/moe/layers.py`), which few ranks have; else any.
+        fused_router: whether Transformer Engine's kernels fuse what chooses experts (`moe_router_fusion` of
+            Megatron-Core).
         pads_experts: whether experts are given as many tokens as they take at most, so that the host need not wait for
             their number (`--moe-pad-expert-input-to-capacity` of Megatron-Core).
         parts_exposed: share of the collectives among the neighbouring ranks of a node, which tensor parallelism has,
@@ -183,6 +185,7 @@ class Platform:
     dispatcher: str = "alltoall"
     hybridep_units: int | None = None
     in_turn: bool = False
+    fused_router: bool = True
     pads_experts: bool = False
     parts_exposed: float = 1.0
     parts_overlap: str = "none"

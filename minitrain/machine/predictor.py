@@ -492,8 +492,8 @@ class KernelPredictor(_ConfigPredictor):
         """Return the share of a collective that no multiplication beside it hides; None where none ever does."""
         precision = getattr(getattr(self.workload, "model", None), "precision", None)
         share = exposed_share(self._platform.parts_overlap, op, getattr(precision, "scaling", None))
-        hides = share * self._platform.parts_exposed != 1 and self._are_neighbours(ranks)
-        return share if hides else None
+        hides = share * self._platform.parts_exposed != 1 and op != "all_to_all"  # which waits for experts' tokens
+        return share if hides and self._are_neighbours(ranks) else None
 
     def _dispatch(self, size_bytes: float, ranks: Sequence[int]) -> Price:
         """Return the price of bringing copies of tokens to experts, or back, but by an all_to_all."""

@@ -28,51 +28,7 @@ from typing import Any, NamedTuple, final
 from minitrain.errors import choice_fault, closest, count_fault, is_count, is_number, refuse, shown, typed
 from minitrain.workloads.documents import Documents
 from minitrain.workloads.mixers import LatentAttention, LinearAttention, SparseAttention
-
-ADAPTED = ("query", "key", "value", "query_up", "kv_up", "output", "gate", "up", "down")
-"""The matrices that can have adapters: those of attention and dense MLPs that tensor parallelism divides."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lora:
-    """Low-rank adapters: each target W becomes W + alpha / rank A B, and A and B alone are trained (Hu et al. 2021).
-
-    Modelled: adapters that are not merged, so that a pass multiplies by W, by A and by B. Left out: their dropout.
-
-    Args:
-        rank: columns of A and rows of B.
-        alpha: what the product is scaled by, times the rank; twice the rank if None.
-        targets: which matrices of attention and dense MLPs have adapters, by the names of `ADAPTED`; all of them if
-            None (Dettmers et al. 2023, section 4). Experts, router, embedding and head have none.
-
-    Raises:
-        UsageError: a field is not what it must be; all faults at once.
-    """
-
-    rank: int = 16
-    alpha: float | None = None
-    targets: Sequence[str] | None = None
-
-    def __post_init__(self) -> None:
-        faults = [count_fault("rank", self.rank, 1, "rank=16")]
-        faults += [None if self.alpha is None else _positive().fault("alpha", self.alpha)]
-        targets = ADAPTED if self.targets is None else self.targets
-        if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
-            faults.append(
-                f'targets must be a sequence of names, got {shown(targets)}; write targets=("query", "value")'
-            )
-        else:
-            object.__setattr__(self, "targets", tuple(targets))
-            faults += [choice_fault("targets", name, ADAPTED) for name in targets]
-        found = [fault for fault in faults if fault is not None]
-        if found:
-            raise refuse("the adapters", found)
-
-    @property
-    def scale(self) -> float:
-        """Return what the product of the adapters is multiplied by."""
-        return 2.0 if self.alpha is None else self.alpha / self.rank
-
+from minitrain.workloads.shapes import Lora
 
 MASK_BYTES = 1
 """Bytes of an element of a dropout mask (Korthikanti et al. 2022, section 4)."""
@@ -194,7 +150,8 @@ USUAL_DROPOUT = 0.1
 
 _REQUIRED = ("num_layers", "hidden_size", "num_heads", "vocab_size", "seq_len")
 _FOLLOWING_COUNTS = ("ffn_hidden_size", "num_kv_heads", "head_dim", "num_positions", "moe_ffn_hidden_size")
-_COUNTS = (*_REQUIRED, *_FOLLOWING_COUNTS, "window", "max_seq_len")
+_GROUPS = ("expert_groups", "groups_per_token")
+_COUNTS = (*_REQUIRED, *_FOLLOWING_COUNTS, "window", "max_seq_len", *_GROUPS)
 _COUNTS_FROM_ZERO = ("num_experts", "experts_per_token", "num_shared_experts", "prediction_layers", "frozen_layers")
 _FOLLOWING_FLAGS = ("bias", "qkv_bias", "output_bias", "mlp_bias", "tied_embeddings")
 _FLAGS = (*_FOLLOWING_FLAGS, "router_bias", "shared_gate", "sinks", "chunked_windows", "output_gate")
@@ -300,6 +257,7 @@ _FORMS: Mapping[str, tuple[_Form, ...]] = {
     "norm_epsilon": (_positive(1e-5),),
     "rope_theta": (_positive(500000.0),),
     "rope_scaling": (_positive(8.0),),
+    "rope_factor": (_positive(1.35),),
     "rope_share": (_positive(), _Form(lambda value: value <= 1, "at most 1", 0.5)),
     "score_cap": (_positive(50.0),),
     "logit_cap": (_positive(),),
@@ -324,7 +282,7 @@ def _normalised(given: Mapping[str, Any], faults: Mapping[str, str]) -> Fields:
         value: Any = fields[name]
         if value is not None:
             fields[name] = USUAL_DROPOUT if value is True else float(value)
-    for name in ("norm_epsilon", "rope_theta", "rope_share", "rope_scaling", *_CAPS):
+    for name in ("norm_epsilon", "rope_theta", "rope_share", "rope_scaling", "rope_factor", *_CAPS):
         number: Any = fields[name]
         fields[name] = None if number is None else float(number)
     for name in (*_LAYERS, "taken_as"):
@@ -463,6 +421,7 @@ def _a_token_goes_to_experts(f: Fields) -> str | None:
 
 def _experts_are_there(f: Fields) -> str | None:
     given = [name for name in ("num_shared_experts", "moe_layers", "router_bias", "shared_gate") if f[name]]
+    given += [name for name in _GROUPS if f[name] != 1]
     if f["num_experts"] or not given:
         return None
     return f"{', '.join(given)} must not be given in a model without experts; give num_experts"
@@ -472,6 +431,17 @@ def _a_shared_gate_has_experts(f: Fields) -> str | None:
     if not f["shared_gate"] or f["num_shared_experts"] or not f["num_experts"]:
         return None
     return "shared_gate (True) must not be given without shared experts; leave it out, or give num_shared_experts"
+
+
+def _groups_have_experts(f: Fields) -> str | None:
+    groups, chosen, experts = f["expert_groups"], f["groups_per_token"], f["num_experts"]
+    fits = experts % groups == 0 and chosen <= groups and experts // groups * chosen >= f["experts_per_token"]
+    if not experts or fits:
+        return None
+    return (
+        f"expert_groups ({groups}) must divide num_experts ({experts}), and groups_per_token ({chosen}) of them must "
+        f"be there and have experts_per_token ({f['experts_per_token']}); leave both out for none"
+    )
 
 
 def _layers_exist(name: str, f: Fields) -> str | None:
@@ -590,8 +560,12 @@ _RULES: Sequence[tuple[tuple[str, ...], Callable[[Fields], str | None]]] = (
     ),
     (("moe_ffn_hidden_size", "ffn_hidden_size", "hidden_size", "mlp", "num_experts"), _experts_have_a_size),
     (("num_experts", "experts_per_token"), _a_token_goes_to_experts),
-    (("num_experts", "num_shared_experts", "moe_layers", "router_bias", "shared_gate"), _experts_are_there),
     (("shared_gate", "num_shared_experts", "num_experts"), _a_shared_gate_has_experts),
+    (
+        ("num_experts", "num_shared_experts", "moe_layers", "router_bias", "shared_gate", *_GROUPS),
+        _experts_are_there,
+    ),
+    (("num_experts", "experts_per_token", *_GROUPS), _groups_have_experts),
     (("num_experts", "moe_layers", "num_layers"), _moe_layers_exist),
     (("window", "window_layers", "num_layers"), _window_layers_exist),
     (("chunked_windows", "window", "documents"), _chunks_are_windows),
@@ -645,6 +619,8 @@ class Architecture:
         rope_share: share of a head that is rotated.
         rope_scaling: factor by which its low frequencies are stretched as Llama 3.1 does (`low_freq_factor` 1,
             `high_freq_factor` 4, beyond 8,192 tokens); 1 for none. It costs nothing.
+        rope_factor: what it multiplies queries and keys by (YaRN's attention factor, 0.1 ln(scaling) + 1). Kernels of
+            Megatron-Core do not, but for latent attention's: with another one than 1 PyTorch's operations rotate.
         bias: whether projections, MLP and layernorms have biases. Follows from `norm`. An rmsnorm and the head never
             do.
         qkv_bias: whether queries, keys and values have them. Follows as bias.
@@ -675,6 +651,8 @@ class Architecture:
         moe_layers: the transformer layers that have experts, from 0. Follows as all if there are experts.
         router_bias: whether the router has a bias for each expert (DeepSeek-V3's, which balances the load).
         shared_gate: whether what shared experts make of a token is weighed by a sigmoid of it (Qwen 2 and 3-Next).
+        expert_groups: groups of experts, which follow one another; 1 for none.
+        groups_per_token: groups that all experts of a token are in (DeepSeek-V2's device-limited routing).
         prediction_layers: further layers, each of which predicts one token more from what the one before has made and
             that token's embedding, by a matrix of its own, and with the head and a loss (DeepSeek-V3's multi-token
             prediction). Their copy of the embedding's table is left out.
@@ -715,6 +693,7 @@ class Architecture:
     rope_theta: float = 10000.0
     rope_share: float = 1.0
     rope_scaling: float = 1.0
+    rope_factor: float = 1.0
     bias: bool = _FOLLOWS_FLAG
     qkv_bias: bool = _FOLLOWS_FLAG
     output_bias: bool = _FOLLOWS_FLAG
@@ -744,6 +723,8 @@ class Architecture:
     moe_layers: Sequence[int] = None  # type: ignore[assignment]  # as those above; a tuple afterwards
     router_bias: bool = False
     shared_gate: bool = False
+    expert_groups: int = 1
+    groups_per_token: int = 1
     prediction_layers: int = 0
     lora: Lora | None = None
     frozen_layers: int = 0

@@ -36,7 +36,7 @@ from minitrain.workloads.kernels import Kernel, KernelList, MemoryPass
 from minitrain.workloads.pass_costs import MOVES_OF_NORM, MOVES_OF_RESIDUAL
 from minitrain.workloads.shapes import WHOLE, Degrees, Gemm, Projection, Work
 from minitrain.workloads.unit import Unit, has_second_norm
-from minitrain.workloads.unit_kernels import PERMUTATIONS, Style, pass_kernels, repeated_kernels
+from minitrain.workloads.unit_kernels import PERMUTATIONS, UNFUSED_ROUTER, Style, pass_kernels, repeated_kernels
 from minitrain.workloads.workload import Cost, PassMode, Recompute, takes_again
 
 _LAUNCHES: Mapping[str, int] = {"route": 26, "combine": 4, "backward_combine": 3, "backward_route": 13}
@@ -69,20 +69,26 @@ _BIAS_OF_FUSED = (0, 1 / 8)
 
 
 @lru_cache(maxsize=256)
-def num_touched(num_parts: int, num_experts: int, num_chosen: int, *, in_turn: bool = False) -> float:
+def num_touched(
+    num_parts: int, num_experts: int, num_chosen: int, groups: tuple[int, int] = (1, 1), *, in_turn: bool = False
+) -> float:
     """Return among how many of some parts of the experts a token's lie, in the mean.
 
     Experts are taken to be chosen at random, all as often: a part has none of a token's with the chance that all of
-    them are among the others.
+    them are among the others. So are groups, of which a part has one or several, or several parts have one;
+    otherwise they are left out.
 
     Args:
         num_parts: of the experts.
         num_experts: all of them.
         num_chosen: of a token.
+        groups: of experts, and those that a token's are in.
         in_turn: whether each token has the experts that follow those of the token before.
 
     >>> round(num_touched(8, 256, 8), 2), round(num_touched(64, 256, 8), 2)
     (5.29, 7.68)
+    >>> round(num_touched(8, 256, 8, (8, 4)), 2), round(num_touched(4, 256, 8, (8, 4)), 2)
+    (3.63, 2.93)
     >>> num_touched(8, 256, 8, in_turn=True), num_touched(64, 256, 8, in_turn=True)
     (1.0, 2.0)
     """
@@ -90,8 +96,14 @@ def num_touched(num_parts: int, num_experts: int, num_chosen: int, *, in_turn: b
         firsts, size = range(0, lcm(num_chosen, num_experts), num_chosen), num_experts // num_parts
         touched = (len({(first + i) % num_experts // size for i in range(num_chosen)}) for first in firsts)
         return sum(touched) / len(firsts)
-    others = num_experts - num_experts // num_parts
-    return num_parts * (1 - comb(others, num_chosen) / comb(num_experts, num_chosen))
+    num_groups, chosen = (1, 1) if num_parts % groups[0] and groups[0] % num_parts else groups
+    size, each = num_experts // num_groups, max(1, num_groups // num_parts)
+    inside, found = chosen * size, 0.0
+    for here in range(1, min(each, chosen) + 1):  # of a part's groups
+        chance = comb(each, here) * comb(num_groups - each, chosen - here) / comb(num_groups, chosen)
+        others = inside - here * min(size, num_experts // num_parts)
+        found += chance * (1 - comb(others, num_chosen) / comb(inside, num_chosen))
+    return num_parts * found
 
 
 def shared_copies(model: Architecture, num_parts: int, *, in_turn: bool = False) -> float:
@@ -99,10 +111,11 @@ def shared_copies(model: Architecture, num_parts: int, *, in_turn: bool = False)
 
     >>> from minitrain.workloads.transformer import models
     >>> round(shared_copies(models()["deepseek-v3"], 8), 2)
-    0.66
+    0.45
     """
     num_chosen: int = model.experts_per_token
-    return num_touched(num_parts, model.num_experts, num_chosen, in_turn=in_turn) / num_chosen
+    groups = model.expert_groups, model.groups_per_token
+    return num_touched(num_parts, model.num_experts, num_chosen, groups, in_turn=in_turn) / num_chosen
 
 
 def kernels_of_experts(
@@ -125,7 +138,8 @@ def kernels_of_experts(
     work = Work(1, num_tokens, Degrees(ep=num_parts))
     experts = _with(unit, (projection for projection in unit.projections if projection.num_experts))
     again = "moe_act" if takes_again(recompute, "moe_act") else "none"
-    whole = pass_kernels(model, experts, work, typ, again, replace(style, captures=style.captures_experts))
+    style_of_all = replace(style, captures=style.captures_experts, fused_router=True)
+    whole = pass_kernels(model, experts, work, typ, again, style_of_all)
     kernels = _without(whole.kernels, _AROUND)
     is_fused = style.captures == "whole" and model.precision.scaling == "mx"
     if is_fused:
@@ -172,6 +186,7 @@ def kernels_around_experts(
         found = _without(found, _RESIDUAL | {after} if typ in ("route", "backward_route") else _NORM | {before})
     in_graph = typ in ("route", "backward_route")
     launches = _LAUNCHES[typ] - _COUNTS_LAUNCHES * (typ == "route" and style.dispatcher in _ONCE)
+    launches += UNFUSED_ROUTER[model.expert_groups > 1] * (typ == "route" and not style.fused_router)
     passes = KernelList(found, style.captured(launches, unit.kind) if in_graph else launches)
     if typ != "backward_route":
         return passes

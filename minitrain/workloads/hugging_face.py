@@ -23,6 +23,7 @@ Source: `configuration_*.py` and `modeling_*.py` of transformers 4.57 and 5.24, 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -31,8 +32,8 @@ from typing import Any
 
 from minitrain.errors import UsageError, closest, is_count, is_number, refuse, shown, typed
 from minitrain.files import StrPath, read_json
-from minitrain.workloads.architecture import Lora
 from minitrain.workloads.mixers import LatentAttention, LinearAttention, SparseAttention
+from minitrain.workloads.shapes import Lora
 
 _ABSENT = object()
 
@@ -246,10 +247,24 @@ def rotary(
     return {
         "positions": "rotary",
         "rope_scaling": scaling.get("factor", 8.0) if is_of_llama else 1.0,
+        "rope_factor": _yarn_factor(scaling) if kind == "yarn" else 1.0,
         "rope_theta": config.positive("rope_theta", newer.get("rope_theta", theta)),
         "rope_share": config.positive(share_key, newer.get(share_key, share)),
         "taken_as": () if is_of_llama or kind in (None, "default") else (f"rope_scaling {kind}",),
     }
+
+
+def _yarn_factor(scaling: Mapping[str, Any]) -> float:
+    """Return what YaRN multiplies queries and keys by (Peng et al. 2023, section 3.4), as transformers has it.
+
+    >>> round(_yarn_factor({"factor": 32.0}), 4), _yarn_factor({"factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0})
+    (1.3466, 1.0)
+    """
+    given = scaling.get("attention_factor")
+    scale, of_scores = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    log = math.log(max(1.0, scaling.get("factor", 1.0)))
+    whole = (0.1 * scale * log + 1) / (0.1 * of_scores * log + 1) if scale and of_scores else 0.1 * log + 1
+    return float(given or whole)
 
 
 _OF_SCALING = frozenset(_TABLES["of_scaling"])

@@ -10,12 +10,12 @@ How ranks divide the work on a transformer: parallel degrees, where a dimension 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
-from minitrain.errors import UsageError, count_fault, refuse, shown
+from minitrain.errors import UsageError, choice_fault, count_fault, is_number, refuse, shown
 from minitrain.workloads.workload import Recompute, modules_of
 
 
@@ -500,3 +500,49 @@ class SavedTensor:
         else:
             elements = work.num_tokens_between * self.size
         return elements * self.element_bytes * (work.seq_len if self.is_per_key else 1)
+
+
+ADAPTED = ("query", "key", "value", "query_up", "kv_up", "output", "gate", "up", "down")
+"""The matrices that can have adapters: those of attention and dense MLPs that tensor parallelism divides."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Low-rank adapters: each target W becomes W + alpha / rank A B, and A and B alone are trained (Hu et al. 2021).
+
+    Modelled: adapters that are not merged, so that a pass multiplies by W, by A and by B. Left out: their dropout.
+
+    Args:
+        rank: columns of A and rows of B.
+        alpha: what the product is scaled by, times the rank; twice the rank if None.
+        targets: which matrices of attention and dense MLPs have adapters, by the names of `ADAPTED`; all of them if
+            None (Dettmers et al. 2023, section 4). Experts, router, embedding and head have none.
+
+    Raises:
+        UsageError: a field is not what it must be; all faults at once.
+    """
+
+    rank: int = 16
+    alpha: float | None = None
+    targets: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        faults = [count_fault("rank", self.rank, 1, "rank=16")]
+        if self.alpha is not None and not (is_number(self.alpha) and self.alpha > 0):
+            faults.append(f"alpha must be a positive number, got {shown(self.alpha)}; write alpha=1.0")
+        targets = ADAPTED if self.targets is None else self.targets
+        if isinstance(targets, str) or not isinstance(targets, Sequence) or not targets:
+            faults.append(
+                f'targets must be a sequence of names, got {shown(targets)}; write targets=("query", "value")'
+            )
+        else:
+            object.__setattr__(self, "targets", tuple(targets))
+            faults += [choice_fault("targets", name, ADAPTED) for name in targets]
+        found = [fault for fault in faults if fault is not None]
+        if found:
+            raise refuse("the adapters", found)
+
+    @property
+    def scale(self) -> float:
+        """Return what the product of the adapters is multiplied by."""
+        return 2.0 if self.alpha is None else self.alpha / self.rank

@@ -39,10 +39,10 @@ from typing import Any
 
 from minitrain.errors import UsageError, closest, count_fault, refuse, shown
 from minitrain.files import StrPath
-from minitrain.workloads.architecture import Architecture, Lora
+from minitrain.workloads.architecture import Architecture
 from minitrain.workloads.linear_attention import linear_unit
 from minitrain.workloads.mixers import LatentAttention
-from minitrain.workloads.shapes import ADAPTER, Cut, Projection, SavedTensor, WeightShape, Work
+from minitrain.workloads.shapes import ADAPTER, Cut, Lora, Projection, SavedTensor, WeightShape, Work
 from minitrain.workloads.unit import Unit, attention_unit, embedding_unit, head_unit, mlp_unit, moe_unit, predicting
 from minitrain.workloads.workload import RECOMPUTE, Recompute
 

@@ -70,6 +70,11 @@ copy read for root mean squares (8); the gradient read, the master copy read and
 
 _LAUNCHES = {"attention": (8, 17), "mlp": (8, 17), "moe": (35, 20), "embedding": (4, 4), "head": (3, 6)}
 _LAUNCHES["linear_attention"] = (18, 34)  # ten are the products of chunks and what is between them
+UNFUSED_ROUTER = (14, 41)
+"""Launches more of a router forward where no kernels fuse it, without and with groups of experts: DeepSeek-V3's 72 for
+31 (docs/discussions/deepseek-v3-gb200-optimization of github.com/NVIDIA/Megatron-LM, section 2.1.4); 17 for 3 without,
+by the same count of `topk_softmax_with_capacity` and of the loss (`core/transformer/moe/moe_utils.py`)."""
+
 _ADAPTER_LAUNCHES = (2, 4)  # of A and of B each: its product, and scaling or sum
 _LOSS_LAUNCHES = (5, 4)
 UNFUSED_LAUNCHES, FLASH_LAUNCHES = (7, 12), (2, 4)
@@ -85,6 +90,10 @@ _NORM_APART, _ROTARY_APART, _GROUPS_APART = (2.5, 7.0), (12.0, 12.0), (6.5, 6.5)
 """Tensors' worth of time of such kernels, forward and backward: a norm, whose weight's gradient reads both tensors too;
 rotary embedding in complex numbers (cast to single precision, product, cast back), whose casts reach half of the
 bandwidth; copies of keys and values for each query head, as those. Measured alone on an H100 with PyTorch 2.11."""
+
+_ROTARY_BY_PYTORCH, _LAUNCHES_BY_PYTORCH = (12, 14), (22, 12)
+"""Tensors read and written to rotate queries and keys by products, halves, sums and concatenations, forward and
+backward, and launches more than of two kernels (`_apply_rotary_pos_emb_bshd` of Megatron-Core's `rope_utils.py`)."""
 
 _PERMUTED_APART, _PERMUTED_BY_XLA = ((22, 0), (40, 0)), ((10, 2), (12, 3))
 """Tensors of copies of tokens, and of tokens, that are read and written: gathered, cast, weighted in single precision,
@@ -148,6 +157,7 @@ class Style:
         transposes: whether matrix units take eight-bit operands in one order alone, as Hopper's do.
         dispatcher: how tokens travel to experts of other ranks (`minitrain.machine.dispatchers`).
         in_turn: whether each token has the experts that follow those of the token before.
+        fused_router: whether kernels are those of a fused router.
         casts_apart: whether activation functions write 16 bits, which another kernel casts.
         apart: whether each operation that PyTorch dispatches is a kernel of its own.
         copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
@@ -173,6 +183,7 @@ class Style:
     transposes: bool = True
     dispatcher: str = "alltoall"
     in_turn: bool = False
+    fused_router: bool = True
     casts_apart: bool = False
     apart: bool = False
     copies_units: int = 0
@@ -351,7 +362,9 @@ class _Lister:
         """Return the launches of a pass, but for those of experts' multiplications and of the attention core."""
         unit, model = self.unit, self.model
         if not self.style.apart:
-            return _LAUNCHES[unit.kind][is_backward]
+            is_unfused = unit.kind == "moe" and not is_backward and not self.style.fused_router
+            rotated = self._rotates_apart * _LAUNCHES_BY_PYTORCH[is_backward]
+            return _LAUNCHES[unit.kind][is_backward] + is_unfused * UNFUSED_ROUTER[model.expert_groups > 1] + rotated
         launches = _LAUNCHES_APART[unit.kind][is_backward]
         if unit.kind == "attention":
             launches += _LAUNCHES_OF_ROTARY[is_backward] * (model.positions == "rotary")
@@ -361,6 +374,12 @@ class _Lister:
             launches += _LAUNCHES_OF_GATE[is_backward] * (unit.kind == "mlp" and model.is_gated)
             biases = 2 * (unit.kind == "mlp" and model.mlp_bias)
         return launches + is_backward * biases
+
+    @property
+    def _rotates_apart(self) -> bool:
+        """Whether no kernel of Megatron-Core rotates queries and keys (`mscale != 1.0`)."""
+        has_kernel = self.model.rope_factor == 1 or self.model.latent is not None
+        return self.style.casts_apart and self.unit.kind == "attention" and not has_kernel
 
     def _casts_of_dense(self, *, is_backward: bool) -> int:
         """Return the kernels of casts of the multiplications that every token goes through, all but the router's."""
@@ -597,7 +616,8 @@ class _Lister:
             yield self._memory("query and key norm", size, 4 if is_backward else 2)
         if self.model.positions == "rotary":
             latent = self.model.latent if self.style.casts_apart else None
-            tensors = _ROTARY_APART[is_backward] if self.style.apart else latent.rotated_tensors if latent else 4
+            fused = latent.rotated_tensors if latent else _ROTARY_BY_PYTORCH[is_backward] if self._rotates_apart else 4
+            tensors = _ROTARY_APART[is_backward] if self.style.apart else fused
             yield self._memory("rotary embedding", size, tensors)
         of_heads = tokens * self.model.num_heads // work.degrees.tp
         if self.style.apart and self.model.num_kv_heads < self.model.num_heads:

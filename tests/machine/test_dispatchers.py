@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from itertools import combinations
 from math import comb
 from typing import Any
 
@@ -15,13 +16,15 @@ from minitrain.machine import load_config
 from minitrain.machine.dispatchers import DISPATCHERS, kernels_of
 from minitrain.machine.network import Split
 from minitrain.machine.platforms import find_platform
+from minitrain.machine.predictor import KernelPredictor
+from minitrain.machine.price import Pricing
 from minitrain.machine.topology import GroupShape
 from minitrain.workloads.architecture import PRECISIONS
 from minitrain.workloads.expert_layers import kernels_around_experts, kernels_of_experts, num_touched, shared_copies
 from minitrain.workloads.kernels import KernelList, Matmul, MemoryPass
 from minitrain.workloads.shapes import Work
 from minitrain.workloads.transformer_workload import TransformerWorkload
-from minitrain.workloads.unit_kernels import Style, forward_kernels
+from minitrain.workloads.unit_kernels import Style, backward_kernels, forward_kernels
 
 DEEPSEEK = mt.models()["deepseek-v3"]
 LAYER = next(unit for unit in DEEPSEEK.units() if unit.kind == "moe")
@@ -36,6 +39,25 @@ def test_a_token_touches_as_many_parts_as_it_can(log_parts: int, chosen: int) ->
     assert num_touched(64, 64, chosen) == pytest.approx(chosen)
     assert num_touched(1, 64, chosen) == 1
     assert num_touched(2, 64, chosen) == pytest.approx(2 * (1 - comb(32, chosen) / comb(64, chosen)))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4, 8])
+@pytest.mark.parametrize("groups", [(1, 1), (2, 1), (4, 2), (4, 3), (4, 4)])
+def test_a_token_touches_parts_of_its_groups_alone(parts: int, groups: tuple[int, int]) -> None:
+    """All choices of groups, and of three of eight experts in these, one by one."""
+    (number, chosen), experts = groups, range(8)
+    if chosen * 8 // number < 3:
+        return
+    choices = [
+        len({expert * parts // 8 for expert in of_token})
+        for of_groups in combinations(range(number), chosen)
+        for of_token in combinations([each for each in experts if each * number // 8 in of_groups], 3)
+    ]
+    assert num_touched(parts, 8, 3, groups) == pytest.approx(sum(choices) / len(choices))
+
+
+def test_groups_that_no_parts_have_are_left_out() -> None:
+    assert num_touched(3, 24, 2, (8, 4)) == num_touched(3, 24, 2)
 
 
 @given(st.integers(0, 6), st.integers(1, 8))
@@ -65,7 +87,7 @@ def test_experts_taken_in_turn_lie_as_close_as_they_can(log_parts: int, chosen: 
 def test_hybrid_eps_published_dispatch_is_met_within_a_tenth(
     hardware: str, ranks: int, nodes: int, published: float
 ) -> None:
-    model = replace(DEEPSEEK, num_experts=8 * ranks)
+    model = replace(DEEPSEEK, num_experts=8 * ranks, expert_groups=1, groups_per_token=1)
     inner, *_, outer = sorted(load_config(hardware).networks, key=lambda tier: tier.size)
     kernels = kernels_of("hybridep", hardware)
     assert kernels is not None
@@ -92,7 +114,7 @@ def test_hybrid_eps_published_dispatch_is_met_within_a_tenth(
 def test_libraries_take_as_long_as_published_for_few_units_and_short_tokens(
     library: str, hardware: str, hidden: int, units: int, dispatched: float, combined: float
 ) -> None:
-    model = replace(DEEPSEEK, num_experts=64, hidden_size=hidden)
+    model = replace(DEEPSEEK, num_experts=64, hidden_size=hidden, expert_groups=1, groups_per_token=1)
     inner = min(load_config(hardware).networks, key=lambda tier: tier.size)
     kernels = kernels_of(library, hardware)
     assert kernels is not None
@@ -112,7 +134,7 @@ def test_tokens_sent_to_few_ranks_take_less_time_and_memory() -> None:
         for kernel in experts_kernels(Style(dispatcher="deepep", in_turn=in_turn)).kernels
         if getattr(kernel, "name", "") == "chunks"
     ]
-    assert chunks[1] / chunks[0] == pytest.approx(1 / num_touched(32, 256, 8))
+    assert chunks[1] / chunks[0] == pytest.approx(1 / num_touched(32, 256, 8, (8, 4)))
 
 
 def test_deep_ep_sends_tokens_once_to_each_rank_on_a_flat_network_too() -> None:
@@ -191,6 +213,56 @@ def test_libraries_that_send_once_sort_no_chunks_and_count_by_fewer_kernels() ->
         for name in ("alltoall", "deepep")
     ]
     assert routes[0].num_launches - routes[1].num_launches == 10
+
+
+@pytest.mark.parametrize(("name", "launches"), [("deepseek-v3", 72 - 31), ("qwen3-30b-a3b", 17 - 3)])
+def test_a_router_that_nothing_fuses_is_launched_by_more_kernels(name: str, launches: int) -> None:
+    model = mt.models()[name]
+    unit = next(unit for unit in model.units() if unit.kind == "moe")
+    apart, fused = Style(fused_router=False), Style()
+    for typ, more in {"route": launches, "combine": 0, "backward_route": 0}.items():
+        of_both = [kernels_around_experts(model, unit, typ, Work(1, 4096), "none", style) for style in (apart, fused)]
+        assert of_both[0].num_launches - of_both[1].num_launches == more
+        assert of_both[0].kernels == of_both[1].kernels
+    experts = [kernels_of_experts(model, unit, "forward", 4096, 8, "none", style) for style in (apart, fused)]
+    assert experts[0].num_launches == experts[1].num_launches
+    whole = [forward_kernels(model, unit, Work(1, 4096), style).num_launches for style in (apart, fused)]
+    assert whole[0] - whole[1] == launches
+    graph = kernels_around_experts(model, unit, "route", Work(1, 4096), "none", replace(apart, captures="router"))
+    assert graph.num_launches == 1
+
+
+def test_megatron_rotates_by_operations_of_their_own_where_a_kernel_does_not_scale() -> None:
+    found = mt.models()["gpt-oss-20b"]
+    unit = next(unit for unit in found.units() if unit.kind == "attention")
+    scaled, plain = (
+        [
+            (
+                kernels.num_launches,
+                next(k.traffic_bytes for k in kernels.kernels if getattr(k, "name", "") == "rotary embedding"),
+            )
+            for list_of in (forward_kernels, backward_kernels)
+            for kernels in [list_of(model, unit, Work(1, 4096), Style(casts_apart=True))]
+            if isinstance(kernels, KernelList)
+        ]
+        for model in (found, replace(found, rope_factor=1))
+    )
+    assert [(a[0] - b[0], a[1] / b[1]) for a, b in zip(scaled, plain, strict=True)] == [(22, 3), (12, 3.5)]
+    assert forward_kernels(found, unit, Work(1, 4096)) == forward_kernels(
+        replace(found, rope_factor=1), unit, Work(1, 4096)
+    )
+
+
+def test_tensor_parallelism_hides_nothing_of_what_brings_tokens_to_experts() -> None:
+    """Experts lie on the neighbouring ranks of a node, whose other collectives run in pieces."""
+    workload = TransformerWorkload(mt.models()["mixtral-8x7b"])
+    of_parts, of_all = (
+        KernelPredictor(8, "h100_80g_nvl8", Pricing("kernels", platform=platform), workload=workload)
+        for platform in ("nemo-h100", "nemo-h100:parts_exposed=1.0")
+    )
+    for op, share in {"all_to_all": 1.0, "all_gather": 0.42, "reduce_scatter": 0.42}.items():
+        seconds = [each.collective(op, 1e8, range(8)).seconds for each in (of_parts, of_all)]
+        assert seconds[0] == pytest.approx(share * seconds[1])
 
 
 def test_graphs_have_experts_too_where_their_tokens_are_padded() -> None:

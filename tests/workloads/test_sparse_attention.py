@@ -31,7 +31,8 @@ SMALL = mt.Transformer(
 )  # fmt: skip
 
 WITHOUT_EXPERTS: dict[str, Any] = {
-    "experts_per_token": 0, "num_shared_experts": 0, "moe_layers": (), "router_bias": False,
+    "experts_per_token": 0, "num_shared_experts": 0, "moe_layers": (), "router_bias": False, "expert_groups": 1,
+    "groups_per_token": 1,
 }  # fmt: skip
 
 

@@ -49,6 +49,7 @@ def model_faults(model: Transformer) -> list[str]:
         "sparse attention": model.sparse is not None,
         "linear attention": bool(model.linear_layers),
         "chunked_windows": model.chunked_windows,
+        "rope_factor": model.rope_factor != 1,
         "layernorm without biases": model.norm == "layernorm" and not model.norm_bias,
         "biases of some projections": _biases(model) not in _BIASES,
         "experts of some layers, and no hidden size of dense ones": model.ffn_hidden_size is None,
@@ -138,6 +139,8 @@ def _expert_fields(model: Transformer) -> Fields:
         found["moe_shared_expert_intermediate_size"] = model.num_shared_experts * model.moe_ffn_hidden_size
     if model.router_bias:
         found |= {"moe_router_enable_expert_bias": True, "moe_router_score_function": "sigmoid"}
+    if model.expert_groups > 1:
+        found |= {"moe_router_num_groups": model.expert_groups, "moe_router_group_topk": model.groups_per_token}
     return found
 
 
@@ -284,6 +287,8 @@ def _experts_of(given: Mapping[str, Any]) -> Fields:
         "num_shared_experts": (given.get("moe_shared_expert_intermediate_size") or 0) // size,
         "moe_layers": _layers(given.get("moe_layer_freq"), given["num_layers"], is_last_out=False),
         "router_bias": bool(given.get("moe_router_enable_expert_bias")),
+        "expert_groups": given.get("moe_router_num_groups") or 1,
+        "groups_per_token": given.get("moe_router_group_topk") or 1,
     }
 
 

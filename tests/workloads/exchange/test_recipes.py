@@ -356,8 +356,9 @@ def test_deepseek_v3_is_read_as_megatron_writes_it() -> None:
     --attention-dropout 0 --multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128
     --qk-pos-emb-head-dim 64 --v-head-dim 128 --qk-layernorm --num-experts 256 --moe-router-topk 8
     --moe-ffn-hidden-size 2048 --moe-shared-expert-intermediate-size 2048 --moe-layer-freq "([0]*3+[1]*58)"
-    --moe-router-enable-expert-bias --moe-router-score-function sigmoid --bf16 --micro-batch-size 1
-    --global-batch-size 8192 --tensor-model-parallel-size 2 --num-layers-per-virtual-pipeline-stage 61
+    --moe-router-enable-expert-bias --moe-router-score-function sigmoid --moe-router-num-groups 8
+    --moe-router-group-topk 4 --bf16 --micro-batch-size 1 --global-batch-size 8192 --tensor-model-parallel-size 2
+    --num-layers-per-virtual-pipeline-stage 61
     """
     recipe = mt.read_recipe(text)
     assert recipe.model == mt.models()["deepseek-v3"]
