@@ -394,17 +394,17 @@ def _fits(kind: Any, value: Any, whole: bool) -> bool:
         return _fits(parts[0], value, whole)
     if origin in _RULED:
         return not whole or (isinstance(value, _RULED[origin]) and not isinstance(value, bool))
-    return _is(origin, value) and not (
+    return _is(origin, value, whole) and not (
         whole and parts and any(not _fits(part, each, whole) for part, each in _within(origin, parts, value))
     )
 
 
-def _is(origin: Any, value: Any) -> bool:
-    """Return whether a value is of a type, whatever is within."""
+def _is(origin: Any, value: Any, whole: bool) -> bool:
+    """Return whether a value is of a type, whatever is within; functions may have rules for a string of strings."""
     if origin is bool:
         return type(value).__name__.rstrip("_") == "bool"  # NumPy's too
     if origin in (tuple, Sequence):  # any collection, such as arrays
-        return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+        return isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping) if whole else Mapping)
     is_type = isinstance(origin, type) and origin is not Any and not getattr(origin, "_is_protocol", False)
     return isinstance(value, origin) if is_type else True
 

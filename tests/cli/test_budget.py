@@ -79,7 +79,9 @@ def test_a_price_of_ones_own_takes_the_place_of_the_configs(command: str) -> Non
 def test_layouts_are_listed_with_it() -> None:
     dear, usual = as_json(*TUNE, "--cost-per-hour", "29.9"), as_json(*TUNE)
     assert dear[0]["dollars"] == pytest.approx(10 * usual[0]["dollars"])
-    assert printed(*TUNE, "--tokens", "1T").splitlines()[0].split()[-3:] == ["days", "USD", "MWh"]
+    common, header, *_ = printed(*TUNE, "--tokens", "1T").splitlines()
+    assert common.startswith("layouts with ")
+    assert header.split()[-3:] == ["days", "USD", "MWh"]
 
 
 def test_machines_stand_in_a_row_each_at_equal_tokens() -> None:

@@ -57,10 +57,13 @@ async def forgetful(model):
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("model.broadcast(weights[0], 0)", "minitrain: broadcast was called and never awaited (forgetful.py:5); "),
+        (
+            "model.broadcast(weights[0], 0)",
+            "minitrain: broadcast was called and never awaited (forgetful.py:5); write `await` before the call",
+        ),
         (
             "weights[0] = model.broadcast(weights[0], 0)",
-            "minitrain: only tensors can be held in a store, got coroutine; ",
+            "minitrain: only tensors can be held in a store, got coroutine; `await` it, and keep what that returns",
         ),
     ],
 )
@@ -68,8 +71,6 @@ def test_a_forgotten_await_is_said_in_one_line(line: str, said: str, tmp_path: P
     (tmp_path / "forgetful.py").write_text(FORGETFUL.format(line))
     result = run(tmp_path, "run", "forgetful.py", "--world-size", "2", "--layers", "1", "--no-trace")
     assert said in result.stderr
-    assert "never awaited" in result.stderr
-    assert "write `await` before the call" in result.stderr
     assert "RuntimeWarning" not in result.stderr
     assert "tracemalloc" not in result.stderr
 
