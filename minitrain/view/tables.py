@@ -8,6 +8,8 @@ from __future__ import annotations
 import io
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -208,20 +210,24 @@ def ranks_table(run: Run, most: int = 16) -> Table:
 
     Args:
         run: the run.
-        most: number of ranks shown; of more, the first and the last ones are.
+        most: number of rows shown; of more, the first and the last ones are. Neighbours that show the same share a row.
     """
     table = plain_table()
     scale, unit = _unit(run.step_time)
     for column in ("\nrank", f"computing\n{unit}", f"exposed comm\n{unit}", f"waiting\n{unit}", "peak\nGiB"):
         table.add_column(column, justify="right", no_wrap=True)
     parts = run.breakdown
-    for rank in _ends(run.world_size, most):
-        if rank is None:
+    rows = []
+    for rank, peak in enumerate(run.peak_memory_per_rank):
+        times = (_number(scale * part[rank]) for part in (parts.computing, parts.exposed, parts.waiting))
+        rows.append((*times, f"{peak * run.bytes_per_element / GIB:.2f}"))
+    alike = [[rank for rank, _ in group] for _, group in groupby(enumerate(rows), key=itemgetter(1))]
+    for place in _ends(len(alike), most):
+        if place is None:
             table.add_row(*["..."] * 5)
             continue
-        times = [_number(scale * part[rank]) for part in (parts.computing, parts.exposed, parts.waiting)]
-        size_bytes = run.peak_memory_per_rank[rank] * run.bytes_per_element
-        table.add_row(str(rank), *times, f"{size_bytes / GIB:.2f}")
+        first, last = alike[place][0], alike[place][-1]
+        table.add_row(str(first) if first == last else f"{first}-{last}", *rows[first])
     return table
 
 
