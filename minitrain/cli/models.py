@@ -89,7 +89,7 @@ def _model_table(model: Transformer) -> Table:
     """Return the figures of one model, a row each."""
     rows = {"source": model.source} if model.source else {}
     rows |= {
-        "layers": f"{model.num_layers} transformer layers, hidden size {model.hidden_size}",
+        "layers": f"{model.num_layers} transformer layers, hidden size {model.hidden_size}{_halves(model)}",
         "attention": _attention(model),
         "MLP": _mlp(model),
         "ends": _ends(model),
@@ -122,6 +122,12 @@ def _in_words(count: float) -> str:
     return f"{count / 1e3:.3g} K"
 
 
+def _halves(model: Transformer) -> str:
+    """Say which layers have one half alone."""
+    halves = {"attention": model.without_mlp, "an MLP": model.without_mixer}
+    return "".join(f", {len(layers)} with {half} alone" for half, layers in halves.items() if layers)
+
+
 def _attention(model: Transformer) -> str:
     """Say what the attention is."""
     heads = f"{model.num_heads} heads of {model.head_dim}"
@@ -141,7 +147,8 @@ def _more_of_attention(model: Transformer) -> list[str]:
     """Say what few models have."""
     norms = {"none": "", "head": "norms of queries and keys", "whole": "norms of all queries and all keys"}
     caps = f"scores capped at {model.score_cap:g}" if model.score_cap else ""
-    linear = model.linear and f"in {len(model.linear_layers)} layers {model.linear.rule} instead"
+    num_mixed = model.num_layers - len(model.without_mixer)
+    linear = model.linear and f"in {len(model.linear_layers)} of {num_mixed} layers {model.linear.rule} instead"
     sparse = model.sparse and f"of {model.sparse.top_k} keys that an indexer chooses"
     others = (sparse, "a gate" if model.output_gate else "", "sinks" if model.sinks else "", caps, linear)
     return [text for text in (norms[model.qk_norm], *others) if text]
@@ -167,7 +174,9 @@ def _mlp(model: Transformer) -> str:
     )
     if len(model.moe_layers) == model.num_layers:
         return experts
-    return f"{experts}, in {len(model.moe_layers)} transformer layers; {dense}, in the others"
+    in_layers = f"{experts}, in {len(model.moe_layers)} transformer layers"
+    has_others = len(model.moe_layers) + len(model.without_mlp) < model.num_layers
+    return f"{in_layers}; {dense}, in the others" if has_others else in_layers
 
 
 def _ends(model: Transformer) -> str:

@@ -408,8 +408,8 @@ def write_leaderboard(folder: Path, path: Path) -> Path:
     for exercise, placed in found.items():
         rows = [
             {
-                "place": str(place),
                 "who": name,
+                "place": str(place),
                 "MFU, %": f"{figures['mfu'] * 100:.1f}",
                 "step, ms": f"{figures['step_time_s'] * 1e3:.3f}",
                 "peak, GiB": f"{figures['peak_memory_gib']:.3f}",

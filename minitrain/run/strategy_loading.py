@@ -337,7 +337,7 @@ def _load_only_one(path: Path) -> tuple[str, Strategy]:
 
 
 def strategies_of_file(path: Path) -> dict[str, Strategy]:
-    """Return the strategies of a Python file by name: its own public async functions of one model.
+    """Return the strategies of a Python file by name: public async functions of one model that it defines or makes.
 
     Raises:
         StrategyError: the file cannot be loaded.
@@ -348,9 +348,18 @@ def strategies_of_file(path: Path) -> dict[str, Strategy]:
         for name, function in vars(module).items()
         if inspect.iscoroutinefunction(function)
         and not name.startswith("_")
-        and getattr(function, "__module__", None) == module.__name__
+        and _is_of(module, function)
         and _takes_a_model(function)
     }
+
+
+def _is_of(module: ModuleType, function: Strategy) -> bool:
+    """Return whether a module defines a function, or has it made: by `from_schedule`, whose module does not hold it."""
+    name = getattr(function, "__module__", None)
+    maker = sys.modules.get(name or "")
+    return name == module.__name__ or (
+        maker is not None and all(known is not function for known in vars(maker).values())
+    )
 
 
 def strategies_of_folder(folder: Path) -> list[str]:

@@ -449,7 +449,7 @@ def _layers_exist(name: str, f: Fields) -> str | None:
     beyond = sorted({layer for layer in layers if layer >= count})
     if beyond:
         listed = ", ".join(map(str, beyond[:4])) + (", ..." if len(beyond) > 4 else "")
-        return f"{name} ({listed}) must be below num_layers ({count}); the last is {count - 1}"
+        return f"{name} ({listed}) must be below num_layers ({count}); leave those out, or raise num_layers"
     if list(layers) != sorted(set(layers)):
         return f"{name} must ascend, each layer once, got {shown(layers)}; use sorted(set(...))"
     return None

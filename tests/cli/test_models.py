@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -39,3 +40,14 @@ def test_an_unknown_model_is_a_usage_error_that_names_the_one_meant() -> None:
     code, stdout, stderr = invoke("models", "show", "lama3-8b")
     assert (code, stdout) == (2, "")
     assert 'did you mean "llama3-8b"?' in stderr
+
+
+def test_show_counts_the_layers_that_have_one_half_alone(tmp_path: Path) -> None:
+    published = json.loads(Path("tests/workloads/hugging_face.json").read_text())["published"]
+    config = next(entry["config"] for entry in published if entry["name"] == "Nemotron-3-Nano-30B-A3B")
+    path = tmp_path / "nano.json"
+    path.write_text(json.dumps(config))
+    said = " ".join(invoke("models", "show", str(path))[1].split())
+    assert "52 transformer layers, hidden size 2688, 29 with attention alone, 23 with an MLP alone" in said
+    assert "in 23 of 29 layers mamba2 instead" in said
+    assert "in 23 transformer layers ends" in said  # no dense MLP is in the others

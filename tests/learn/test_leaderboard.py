@@ -42,6 +42,7 @@ def test_a_folder_of_results_is_one_page(tmp_path: Path) -> None:
     page = write_leaderboard(tmp_path, tmp_path / "board.html").read_text()
     assert page.index("02_ddp") < page.index("12_challenge") < page.index("bob") < page.index("&lt;alice&gt;")
     assert "<alice>" not in page
+    assert "<th>who</th><th>place</th>" in page  # a row begins with whose it is, also on a narrow screen
 
 
 def test_no_results_are_refused(tmp_path: Path) -> None:

@@ -82,6 +82,14 @@ def test_a_strategy_can_come_from_a_file(tmp_path: Path) -> None:
     assert (run.strategy, run.options) == ("mine", {"size": 3})
 
 
+def test_a_strategy_of_a_file_may_be_a_schedule_that_it_makes_but_not_what_it_imports(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    made = "mine = mt.from_schedule(mt.schedules.gpipe(2, 2))"
+    path.write_text(f"import minitrain as mt\nfrom minitrain.strategies.gpipe import gpipe\n{made}\n")
+    name, function = load_strategy(str(path))
+    assert (name, function.__name__) == ("mine", "gpipe")
+
+
 @pytest.mark.parametrize(
     ("text", "function", "message"),
     [

@@ -132,7 +132,7 @@ def test_a_field_can_be_replaced() -> None:
         ),
         (
             {"num_experts": 8, "experts_per_token": 2, "moe_layers": range(1, 9)},
-            "moe_layers (2, 3, 4, 5, ...) must be below num_layers (2); the last is 1",
+            "moe_layers (2, 3, 4, 5, ...) must be below num_layers (2); leave those out, or raise num_layers",
         ),
         (
             {"num_experts": 8, "experts_per_token": 2, "moe_layers": [1, 0]},

@@ -326,8 +326,12 @@ def _fault(schedule: Schedule, rank: int, action: Action, done: set[Action]) -> 
         if other in done:
             return f"comes beside {other}; a backward is either one B, or an I and a W"
     needed = _NEEDS[action.kind]
-    if needed and Action(needed, action.stage, action.microbatch) not in done:
-        return f"comes before {Action(needed, action.stage, action.microbatch)}; move it after that"
+    earlier = needed and Action(needed, action.stage, action.microbatch)
+    if earlier and earlier not in done:
+        is_late = earlier in schedule.orders[rank]
+        return (
+            f"comes before {earlier}; move it after that" if is_late else f"needs {earlier}, which is missing; add it"
+        )
     return None
 
 

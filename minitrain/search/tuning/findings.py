@@ -229,7 +229,8 @@ class Findings:
 
     def verdicts(self) -> str:
         """Return how many configurations there are of each verdict, in words, and how many were never looked at."""
-        words = ", ".join(f"{count:,} {verdict}" for verdict, count in self.counts.items())
+        verbs = {FITS: "fit"}
+        words = ", ".join(f"{n:,} {verbs.get(one, one) if n > 1 else one}" for one, n in self.counts.items())
         total = len(self._search.candidates)
         missing = total - len(self.rows)
         if not missing:

@@ -24,6 +24,7 @@ def refuse(*orders: str) -> StrategyError:
         (("0F0 0B0", "1B0 1F0"), "rank 1, position 0: 1B0 comes before 1F0; move it after that"),
         (("0F0 0B0", "1I0 1F0 1W0"), "rank 1, position 0: 1I0 comes before 1F0; move it after that"),
         (("0F0 0W0 0I0",), "rank 0, position 1: 0W0 comes before 0I0; move it after that"),
+        (("0F0 0B0", "2F0 1B0"), "rank 1, position 1: 1B0 needs 1F0, which is missing; add it"),
         (("0F0 0B0 0F0",), "rank 0, position 2: 0F0 comes a second time; each action runs once"),
         (("0F0 0B0 0B0",), "rank 0, position 2: 0B0 comes a second time; each action runs once"),
         (("0F0 0B0 0I0",), "rank 0, position 2: 0I0 comes beside 0B0; a backward is either one B, or"),
