@@ -606,13 +606,18 @@ class _Explanations:
         own = ~line.loading
         for form, keys in self._keys().items():
             sums: dict[Hashable, float] = {}
+            members: dict[Hashable, list[int]] = {}
+            for event, of in enumerate(keys):
+                for key in of:
+                    members.setdefault(key, []).append(event)
             for event in np.flatnonzero(self._by_event).tolist():
                 for key in keys[event]:
                     sums[key] = sums.get(key, 0.0) + float(self._by_event[event])
             sign = np.sign(sum(sums.values()))
             largest = sorted((key for key in sums if sums[key] * sign > 0), key=lambda key: -abs(sums[key]))[:_TRIED]
             for key in largest:
-                chosen = own & np.fromiter((key in of for of in keys), bool, line.num_events)
+                chosen = np.zeros_like(own)
+                chosen[members[key]] = own[members[key]]
                 found.append((form, self._words(form, key, chosen), chosen))
         return found
 
