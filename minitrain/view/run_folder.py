@@ -34,6 +34,7 @@ from minitrain.view.page import run_picture, write_compare_html, write_html
 
 if TYPE_CHECKING:
     from minitrain.operations import Event
+    from minitrain.run.facts import TrainedModel
     from minitrain.run.ranks_once import Repeated
     from minitrain.run.simulation import Comparison
 
@@ -157,12 +158,18 @@ def sizes(run: Run) -> str:
     ranks = f"{run.world_size} rank{'s' if run.world_size > 1 else ''}"
     layers = f"{run.num_layers} layer{'s' if run.num_layers > 1 else ''}"
     if run.trained_model is not None:
-        longest = run.trained_model.max_seq_len
+        model, longest = run.trained_model, run.trained_model.max_seq_len
         at_most = "" if longest is None else f" (its config allows {longest})"
-        layers = f"{run.trained_model.name} of {layers}, {run.trained_model.seq_len} tokens a sample{at_most}"
-        layers += run.trained_model.unusual_text
+        layers = f"{model.name} of {_layers_of(model)}, {model.seq_len} tokens a sample{at_most}"
+        layers += model.unusual_text
     steps = "" if run.steps is None else f", {run.steps.num_steps:,} steps"
     return f"{ranks}, {layers}, batch {run.global_batch_size}{steps}"
+
+
+def _layers_of(model: TrainedModel) -> str:
+    """Return how many layers a transformer has, and of how many units, which num_layers counts."""
+    numbers = {name.rpartition(" ")[2] for name in model.layer_names if " " in name}
+    return f"{len(numbers)} layer{'s' if len(numbers) > 1 else ''} ({len(model.layer_names)} units)"
 
 
 def network_and_prices(run: Run) -> str:

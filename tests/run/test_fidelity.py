@@ -314,7 +314,9 @@ def test_a_precision_is_that_of_a_transformer_with_it() -> None:
     built = mt.simulate("ddp", workload=replace(find_model("tiny"), precision=PRECISIONS["fp8"]), **sizes)
     assert named.step_time == built.step_time != mt.simulate("ddp", workload="tiny", **sizes).step_time
     assert named.trained_model is not None
-    assert conditions(named).startswith("4 ranks, tiny of 6 layers, 2048 tokens a sample, fp8 (MFU by the peak of ")
+    assert conditions(named).startswith(
+        "4 ranks, tiny of 2 layers (6 units), 2048 tokens a sample, fp8 (MFU by the peak of "
+    )
 
 
 def test_eight_bits_are_counted_by_the_peak_of_sixteen() -> None:
