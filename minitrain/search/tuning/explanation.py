@@ -66,9 +66,7 @@ def knobs(system: SystemConfig) -> Mapping[str, Change]:
     """Return the changes of single prices that are tried on a machine, by name."""
     found: dict[str, Change] = {
         "arithmetic rate": _rates,
-        "memory bandwidth": lambda config, factor: replace(
-            config, mem1=replace(config.mem1, GBps=config.mem1.GBps * factor)
-        ),
+        "memory bandwidth": _memory,
         "bandwidth to the host": lambda config, factor: replace(
             config, mem2=replace(config.mem2, GBps=config.mem2.GBps * factor)
         ),
@@ -98,14 +96,21 @@ def _of_tier(place: int) -> Change:
     return change
 
 
+def _memory(config: SystemConfig, factor: float) -> SystemConfig:
+    """Change the bandwidth of the memory, also that which a copy was measured to reach."""
+    kernels = config.kernels and replace(config.kernels, GBps=config.kernels.GBps * factor)
+    return replace(config, mem1=replace(config.mem1, GBps=config.mem1.GBps * factor), kernels=kernels)
+
+
 def _rates(config: SystemConfig, factor: float) -> SystemConfig:
-    """Change the rates of both compute units."""
+    """Change the rates of both compute units, also those measured; attention's are shares of them."""
 
     def scaled(rates: Mapping[str, Rate]) -> dict[str, Rate]:
         return {name: replace(rate, tflops=rate.tflops * factor) for name, rate in rates.items()}
 
     processor = config.processor
-    return replace(config, processor=Processor(scaled(processor.matrix), scaled(processor.vector)))
+    kernels = config.kernels and config.kernels.scaled(factor, attention=1 / factor)
+    return replace(config, processor=Processor(scaled(processor.matrix), scaled(processor.vector)), kernels=kernels)
 
 
 def turns(contenders: Sequence[Candidate], factors: Sequence[float]) -> list[TurningPoint]:

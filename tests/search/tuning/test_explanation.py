@@ -63,6 +63,15 @@ def test_a_price_that_is_said_to_change_the_winner_does(explained: TuningExplana
     assert then.step_time < now.step_time
 
 
+def test_a_device_with_twice_the_arithmetic_and_memory_bandwidth_takes_half_as_long() -> None:
+    system = load_config("h100_80g_nvl8")
+    assert system.kernels is not None  # rates measured, which a change of the data sheet's does not reach
+    quicker = knobs(system)["memory bandwidth"](knobs(system)["arithmetic rate"](system, 2), 2)
+    sizes: dict[str, Any] = {"workload": "llama3-8b", "world_size": 1, "global_batch_size": 1, "check": False}
+    before, after = (mt.simulate("single", hardware=each, **sizes).step_time for each in (system, quicker))
+    assert after / before == pytest.approx(0.5, rel=0.02)
+
+
 def test_without_a_change_layouts_take_what_they_took(explained: TuningExplanation) -> None:
     times = step_times([one.candidate for one in explained.contenders], load_config("h100_80g_nvl8"))
     assert times == [one.step_time_s for one in explained.contenders]
