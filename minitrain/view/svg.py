@@ -10,6 +10,7 @@ import html
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from textwrap import shorten
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from minitrain.view.gantt import lane_geometry
 from minitrain.view.layout import View
 
 _LEFT, _RIGHT, _ROW, _TITLE, _AXIS, _LEGEND_ROW = 58, 12, 26, 26, 30, 20
-_CHARACTER, _SWATCH = 6.6, 18  # px
+_CHARACTER, _LETTER, _SWATCH = 6.6, 9, 18  # px; a letter is one of the title
 _STYLE = (
     "text{font:11px system-ui,-apple-system,'Segoe UI',Helvetica,Arial,sans-serif;fill:#3d444d}"
     ".t{font-size:14px;font-weight:700}.m{text-anchor:middle}.e{text-anchor:end}"
@@ -59,10 +60,12 @@ def _parts(bars: Bars, view: View, width: int) -> Iterator[str]:
     height = bottom + _AXIS + _LEGEND_ROW * (legend[-1][1] + 1 if legend else 0) + 4
     yield (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-        f'role="img"><title>{html.escape(view.title or "Gantt chart")}</title><style>{_style(bars.kinds)}</style>'
+        f'role="img" style="max-width:100%;height:auto"><title>{html.escape(view.title or "Gantt chart")}</title>'
+        f"<style>{_style(bars.kinds)}</style>"
     )
     if view.title:
-        yield f'<text class="t" x="{left:g}" y="16">{html.escape(view.title)}</text>'
+        shown = shorten(view.title, int((width - left) / _LETTER), placeholder=" …")
+        yield f'<text class="t" x="{left:g}" y="16">{html.escape(shown)}</text>'
     for rank in range(num_ranks):
         name = html.escape(f"rank {bars.timeline.rank_name(rank)}")
         yield f'<text class="e" x="{left - 6:g}" y="{top + _ROW * (rank + 0.5) + 4:g}">{name}</text>'

@@ -77,6 +77,16 @@ def test_an_empty_log_is_an_empty_picture() -> None:
     assert [text.text for text in root.iter(f"{_SVG}text")] == ["rank 0", "rank 1", "waiting"]
 
 
+def test_a_long_title_ends_within_the_picture_which_is_as_narrow_as_its_page() -> None:
+    title = "fsdp: " + ", ".join(["llama3-8b of 32 layers"] * 9)
+    root = ET.fromstring(svg(sample(2, 2), View(title), width=600))
+    shown = next(root.iter(f"{_SVG}text")).text or ""
+    assert shown.endswith(" …")
+    assert 40 < len(shown) < 600 / 9
+    assert next(root.iter(f"{_SVG}title")).text == title
+    assert "max-width:100%" in root.get("style", "")
+
+
 def test_a_long_legend_wraps() -> None:
     narrow = ET.fromstring(svg(sample(2, 2), width=320))
     assert len({rect.get("y") for rect in narrow.iter(f"{_SVG}rect") if rect.get("height") == "12"}) > 1
