@@ -23,7 +23,7 @@ def _microbatches(options: Mapping[str, Any], world_size: int, global_batch_size
     size, pp, schedule = options["microbatch_size"], options["pp"], options["schedule"]
     num_chunks = chunks_of(schedule, options["num_chunks"], "megatron")
     count, rest = divmod(global_batch_size, world_size // (pp * options["tp"] * options["cp"]) * (size or 1))
-    if size is None or rest or options["cp"] > 1:  # ranks that share a sequence meet, and do not fold into one
+    if size is None or rest:
         return None
     costs = None if options["pass_costs"] is None else tuple(options["pass_costs"])
 

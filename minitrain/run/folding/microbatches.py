@@ -11,7 +11,7 @@ out first, and must be what was simulated. Where anything is otherwise, the whol
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, repeat
@@ -37,6 +37,7 @@ from minitrain.operations import (
     Note,
     Stream,
 )
+from minitrain.run.event_loops import rare_collections
 from minitrain.run.folding.driver import run_of_classes
 from minitrain.run.folding.expansion import FoldedRun
 from minitrain.run.folding.model import FoldedModel
@@ -122,8 +123,9 @@ async def simulate_few(prepared: PreparedRun, simulate: Callable[[PreparedRun], 
         return None
     models: Any = run.class_models
     starts = [0.0 if prepared.entry_clocks is None else prepared.entry_clocks[model._rank] for model in models]
-    if not _lengthen(models, found, starts):
-        return None
+    with rare_collections():
+        if not _lengthen(models, found, starts):
+            return None
     if prepared.watch is not None:
         prepared.watch(RunProgress(models, run.num_ranks_a_class))
     return run_of_classes(prepared, run.fold, models, ())
@@ -255,12 +257,11 @@ class _Columns:
 
     @classmethod
     def of(cls, model: FoldedModel) -> _Columns | None:
-        """Return what a class has done; None where it met other classes or its host, or passes on what it awaits."""
-        rows, attempt = model._rows, model.attempt
-        together = {id(stream) for (_, axes), stream in attempt.streams.items() if not axes & attempt.kept}
+        """Return what a class has done; None where it met its host, or passes on what it awaits."""
+        rows = model._rows
         if LAYER in model.symbolic_columns or not all(
-            stream is ON_COMPUTE or stream.kind in (SEND, RECV) or (stream.kind == COMM and key in together)
-            for key, stream in _distinct(rows[STREAM::STRIDE]).items()
+            stream is ON_COMPUTE or stream.kind in (SEND, RECV, COMM)
+            for stream in _distinct(rows[STREAM::STRIDE]).values()
         ):
             return None
         typ, layer, price, memory, stream, note = (
@@ -394,7 +395,7 @@ class _Clocks(NamedTuple):
 
 
 def _clocks(columns: Sequence[_Columns], ranks: Sequence[int], starts: Sequence[float]) -> list[_Clocks] | None:
-    """Work out the clocks of classes that exchange messages; None where they wait for one another in a circle.
+    """Work out the clocks of classes that communicate; None where they wait for one another in a circle.
 
     Args:
         columns: what each class does.
@@ -402,7 +403,11 @@ def _clocks(columns: Sequence[_Columns], ranks: Sequence[int], starts: Sequence[
         starts: when it begins, s.
     """
     sent: _Sent = defaultdict(deque)
-    classes = [_Class(one, rank, start, sent) for one, rank, start in zip(columns, ranks, starts, strict=True)]
+    users = Counter(key for one in columns for key, stream in _distinct(one.stream).items() if stream.kind == COMM)
+    meetings: _Meetings = {key: {} for key, number in users.items() if number > 1}
+    classes = [
+        _Class(one, rank, start, sent, meetings) for one, rank, start in zip(columns, ranks, starts, strict=True)
+    ]
     waiting = classes
     while waiting:
         moved = [each.go_on() for each in waiting]
@@ -415,6 +420,9 @@ def _clocks(columns: Sequence[_Columns], ranks: Sequence[int], starts: Sequence[
 _Sent = defaultdict[tuple[Any, ...], "deque[float]"]
 """When the messages on their way began, by sender, receiver and tag, s."""
 
+_Meetings = dict[int, dict["_Class", "deque[int]"]]
+"""Which collectives each class has come to and another one has not, by the stream that these share."""
+
 
 class _Class:
     """A class of ranks that goes through its operations: the clock of its computing, and of each of its streams.
@@ -424,10 +432,12 @@ class _Class:
         rank: its lowest rank.
         start: when it begins, s.
         sent: the messages that are on their way.
+        meetings: where classes meet, to which it adds itself.
     """
 
-    def __init__(self, columns: _Columns, rank: int, start: float, sent: _Sent) -> None:
+    def __init__(self, columns: _Columns, rank: int, start: float, sent: _Sent, meetings: _Meetings) -> None:
         self._columns, self._rank, self._sent, self._clock = columns, rank, sent, start
+        self._meetings = meetings
         self._seconds = [price.seconds for price in columns.price]
         self._size = len(columns.typ)
         self._time: list[Any] = []
@@ -436,16 +446,19 @@ class _Class:
         self._busy: dict[int, float] = defaultdict(float)  # until when each stream is, s
         self._ends: dict[int, float] = {}  # of the communications that have a time, s
         self._receives: dict[int, deque[int]] = defaultdict(deque)  # those of a stream that have none
+        streams = _distinct(columns.stream)
+        for key in meetings.keys() & streams:
+            meetings[key][self] = deque()
         self._awaits: dict[int, list[int]] = defaultdict(list)  # the communications that end before an operation
         beside = {id(stream) for stream, note in zip(columns.stream, columns.note, strict=True) if note is not None}
-        alone = {key for key, one in _distinct(columns.stream).items() if one.kind not in (SEND, RECV)} - beside
+        alone = {key for key, one in streams.items() if one.kind not in (SEND, RECV)} - beside - meetings.keys()
         self._moves = {place for place, stream in enumerate(columns.stream) if id(stream) not in alone}
         for place in sorted(self._moves):
             note = columns.note[place]
             if note is not None and note.overlaps:
                 if note.awaited is not None:
                     self._awaits[note.awaited].append(place)
-            elif columns.stream[place].kind == RECV:
+            elif columns.stream[place].kind == RECV or id(columns.stream[place]) in meetings:
                 self._awaits[place + 1].append(place)
         self._stops = deque(sorted({*self._moves, *self._awaits, self._size}))  # what is between goes on alone
 
@@ -459,7 +472,7 @@ class _Class:
         return _Clocks(self._time, self._launched, self._waited_for, self._clock)
 
     def go_on(self) -> bool:
-        """Go on until a message is missing; return whether anything was done."""
+        """Go on until a message or another class is missing; return whether anything was done."""
         stops, first = self._stops, len(self._stops)
         while stops:
             place = stops[0]
@@ -480,35 +493,50 @@ class _Class:
     def _communicate(self, place: int, clock: float) -> float:
         """Submit a communication, and return the clock after it: later where nothing runs beside it."""
         stream, note = self._columns.stream[place], self._columns.note[place]
+        self._time.append(None)
         if stream.kind == RECV:
-            self._time.append(None)
             self._receives[id(stream)].append(place)
             return clock
-        begin = max(clock, self._busy[id(stream)], *(() if note is None else map(self._ends.__getitem__, note.after)))
-        self._busy[id(stream)] = self._ends[place] = end = begin + self._seconds[place]
-        self._time.append(begin)
+        if id(stream) in self._meetings:
+            self._meet(place, stream)
+            return clock
+        self._run(place, stream, max([clock, *(() if note is None else map(self._ends.__getitem__, note.after))]))
         if stream.kind == SEND:
-            self._sent[self._rank, stream.peer, note and note.tag].append(begin)
-        return clock if note is not None and note.overlaps else max(clock, end)
+            self._sent[self._rank, stream.peer, note and note.tag].append(self._time[place])
+        return clock if note is not None and note.overlaps else max(clock, self._ends[place])
+
+    def _meet(self, place: int, stream: Stream) -> None:
+        """Come to a collective of several classes, which runs when the last of them is there."""
+        arrived = self._meetings[id(stream)]
+        arrived[self].append(place)
+        if all(arrived.values()):
+            places = {each: waiting.popleft() for each, waiting in arrived.items()}
+            launched = {each: each._launched[own] for each, own in places.items()}
+            last = max(arrived, key=launched.__getitem__)  # the lowest of them
+            for each, own in places.items():
+                late = launched[each] < launched[last]
+                each._run(own, stream, launched[last], last._rank if late else None)
 
     def _end(self, place: int) -> float | None:
-        """Return when a communication ends, s; None as long as its message has not been sent."""
-        if place in self._ends:
-            return self._ends[place]
+        """Return when a communication ends, s; None as long as a message or a class is missing."""
         stream = self._columns.stream[place]
+        if place in self._ends or stream.kind != RECV:
+            return self._ends.get(place)
         receives: Any = self._receives[id(stream)]
         while place not in self._ends:
             note = self._columns.note[receives[0]]
             begun = self._sent[stream.peer, self._rank, note and note.tag]
             if not begun:
                 return None
-            self._receive(receives.popleft(), begun.popleft(), stream)
+            own, sent = receives.popleft(), begun.popleft()
+            late = sent > self._launched[own]
+            self._run(own, stream, sent if late else self._launched[own], stream.peer if late else None)
         return self._ends[place]
 
-    def _receive(self, place: int, sent: float, stream: Stream) -> None:
-        """Receive a message that began to be sent at some time, as soon as the stream is free."""
-        launched, free = self._launched[place], self._busy[id(stream)]
-        begin = max(launched, sent, free)
-        self._time[place] = begin
-        self._waited_for[place] = stream.peer if sent > launched and sent >= free else None
-        self._busy[id(stream)] = self._ends[place] = begin + self._seconds[place]
+    def _run(self, place: int, stream: Stream, start: float, waited_for: int | None = None) -> None:
+        """Run a communication from `start` on, or from when its stream is free."""
+        free = self._busy[id(stream)]
+        if free > start:
+            start, waited_for = free, None
+        self._time[place], self._waited_for[place] = start, waited_for
+        self._busy[id(stream)] = self._ends[place] = start + self._seconds[place]

@@ -107,7 +107,7 @@ class RingAttention(StepwiseAttention):
         block = activations[own]
         for step in range(cp):
             if step < cp - 1:
-                sent, coming = self._pass_on(block, "block", layer, own[2], step)
+                sent, coming = self._pass_on(block, "block", layer, step, own[2])
             activations["attended"] = _add(activations.pop("attended", None), model.attend(layer, x, block))
             if step < cp - 1:
                 yield sent
@@ -122,14 +122,14 @@ class RingAttention(StepwiseAttention):
         grad_coming: Any = None
         for step in range(cp):
             if step < cp - 1:
-                sent, coming = self._pass_on(block, "block", layer, own[2], step)
+                sent, coming = self._pass_on(block, "block", layer, step, own[2])
             here, grads["block"] = model.backward_attend(layer, x, grads["attended"], block)
             grads["queries"] = _add(grads.pop("queries", None), here)
             del here
             if step > 0:  # what the ranks before have added up
                 yield grad_sent
                 grads["block"] = (yield grad_coming) + grads.pop("block")
-            grad_sent, grad_coming = self._pass_on(grads.pop("block"), "grad", layer, own[2], step)
+            grad_sent, grad_coming = self._pass_on(grads.pop("block"), "grad", layer, step, own[2])
             if step < cp - 1:
                 yield sent
                 block = activations["block"] = yield coming

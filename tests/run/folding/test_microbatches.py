@@ -48,6 +48,16 @@ def _of_all(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> Run:
         pytest.param(
             {"pp": 2, "overlap_messages": False, "global_batch_size": 4 * 10, "fold": True}, id="plain messages"
         ),
+        *(
+            pytest.param(
+                {"pp": 2, "cp": cp, "cp_comm_type": how, "zero": zero, "num_chunks": chunks, "overlap_parts": overlap}
+                | {"sum_tied": overlap, "world_size": 8 * cp, "global_batch_size": 2 * 22},
+                id=f"context parallel {cp}, {how}, ZeRO-{zero}, chunks {chunks}, overlap {overlap}",
+            )
+            for cp in (2, 4)
+            for how in ("p2p", "all_gather")
+            for zero, chunks, overlap in ((0, 2, False), (1, 1, True), (2, 2, True), (3, 1, False))
+        ),
     ],
 )
 def test_a_step_by_few_microbatches_is_that_of_all(
@@ -55,7 +65,9 @@ def test_a_step_by_few_microbatches_is_that_of_all(
 ) -> None:
     given: dict[str, Any] = {**SIZES, **options}
     run = mt.simulate("megatron", **given)
-    microbatches_of_replica = given["global_batch_size"] // (16 // 2 // given["pp"])
+    microbatches_of_replica = given["global_batch_size"] // (
+        given["world_size"] // 2 // given["pp"] // given.get("cp", 1)
+    )
     assert shortened
     assert max(shortened) <= 0.7 * microbatches_of_replica
     every = _of_all(monkeypatch, given)
@@ -64,9 +76,23 @@ def test_a_step_by_few_microbatches_is_that_of_all(
     assert run == every  # options, peaks, logs and models of every rank
 
 
-def test_a_step_by_few_microbatches_is_that_of_every_rank(shortened: list[int]) -> None:
-    given: dict[str, Any] = {"num_layers": 4, "world_size": 8, "microbatch_size": 2, "pp": 2, "global_batch_size": 72}
-    require_identical("megatron", **given)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_layers": 4, "world_size": 8, "global_batch_size": 72},
+        {"workload": SMALL, "world_size": 16, "global_batch_size": 72, "cp": 2},
+        {
+            "workload": SMALL,
+            "world_size": 16,
+            "global_batch_size": 72,
+            "cp": 2,
+            "cp_comm_type": "all_gather",
+            "zero": 1,
+        },
+    ],
+)
+def test_a_step_by_few_microbatches_is_that_of_every_rank(options: dict[str, Any], shortened: list[int]) -> None:
+    require_identical("megatron", microbatch_size=2, pp=2, **options)
     assert shortened
 
 
@@ -79,7 +105,7 @@ def test_a_step_by_few_microbatches_is_that_of_every_rank(shortened: list[int]) 
         pytest.param({"memory_by_kind": True}, id="a journal is kept"),
         pytest.param({"contention": True}, id="communication slows computing down"),
         pytest.param({"documents": "lognormal:64:1"}, id="documents are packed"),
-        pytest.param({"cp": 2, "tp": 1}, id="ranks that share a sequence meet"),
+        pytest.param({"optimizer_offload_fraction": 0.5}, id="the host updates"),
     ],
 )
 def test_a_step_is_simulated_whole_where_microbatches_may_be_unlike(
