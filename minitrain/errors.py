@@ -366,7 +366,9 @@ class _Types:
             if known is not None and value is not known.default and not _fits(self._kind(name), value, whole):
                 kind = re.sub(r"(\w+\.)+", "", inspect.formatannotation(self._kind(name)))
                 where = f"{self._public.__module__}.{self._public.__qualname__}"
-                rule = f'{name} must be of type {kind}, got {shown(value)}; see help("{where}")'
+                is_one = isinstance(value, str) and _fits(self._kind(name), [value], whole=True)
+                remedy = f"write [{shown(value)}]" if is_one else f'see help("{where}")'
+                rule = f"{name} must be of type {kind}, got {shown(value)}; {remedy}"
                 raise UsageError(rule, name=name, value=value)
 
     def _evaluated(self, name: str) -> Any:
@@ -394,17 +396,17 @@ def _fits(kind: Any, value: Any, whole: bool) -> bool:
         return _fits(parts[0], value, whole)
     if origin in _RULED:
         return not whole or (isinstance(value, _RULED[origin]) and not isinstance(value, bool))
-    return _is(origin, value, whole) and not (
+    return _is(origin, value) and not (
         whole and parts and any(not _fits(part, each, whole) for part, each in _within(origin, parts, value))
     )
 
 
-def _is(origin: Any, value: Any, whole: bool) -> bool:
-    """Return whether a value is of a type, whatever is within; functions may have rules for a string of strings."""
+def _is(origin: Any, value: Any) -> bool:
+    """Return whether a value is of a type, whatever is within."""
     if origin is bool:
         return type(value).__name__.rstrip("_") == "bool"  # NumPy's too
     if origin in (tuple, Sequence):  # any collection, such as arrays
-        return isinstance(value, Collection) and not isinstance(value, (str, bytes, Mapping) if whole else Mapping)
+        return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
     is_type = isinstance(origin, type) and origin is not Any and not getattr(origin, "_is_protocol", False)
     return isinstance(value, origin) if is_type else True
 

@@ -47,21 +47,16 @@ def steps_by_precision(step: Step, precisions: Any, cluster: Cluster) -> list[tu
     """
     if precisions is None:
         return [(None, step)]
-    allowed = [_precision(each) for each in _listed(precisions)]
+    if not precisions:
+        known = ", ".join(f'"{name}"' for name in PRECISIONS)
+        raise UsageError(f"precisions must be a list of at least one of {known}, got {precisions!r:.80}")
+    allowed = [_precision(each) for each in precisions]
     names = [each.name for each in allowed]
     if len(set(names)) < len(names):
         raise UsageError(f"precisions must have names of their own, got {', '.join(names)}; name each another")
     _require_priced(step, allowed, cluster)
     model = find_model(step["workload"])
     return [(each, {**step, "workload": replace(model, precision=each)}) for each in allowed]
-
-
-def _listed(precisions: Any) -> Sequence[Any]:
-    """Return precisions as a list of at least one."""
-    if isinstance(precisions, str) or not isinstance(precisions, Sequence) or not precisions:
-        known = ", ".join(f'"{name}"' for name in PRECISIONS)
-        raise UsageError(f"precisions must be a list of at least one of {known}, got {precisions!r:.80}")
-    return precisions
 
 
 def _precision(given: Any) -> Precision:

@@ -520,7 +520,7 @@ def plan(
     require_count("global_batch_size", global_batch_size)
     if power_budget_watts is not None:
         require_positive("power_budget_watts", power_budget_watts)
-    if isinstance(strategies, str) or (strategies is not None and not strategies):
+    if strategies is not None and not strategies:
         raise UsageError(f"strategies must be a list of at least one strategy, got {strategies!r}")
     for name in strategies or ():
         choose_strategy(name)  # raises where there is none

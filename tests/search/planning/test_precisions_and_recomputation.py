@@ -158,7 +158,7 @@ def test_a_plan_in_a_precision_is_saved(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"precisions": "bf16"}, 'precisions must be a list of at least one of "bf16", "fp16", "fp32", "fp8", got'),
+        ({"precisions": "bf16"}, r'precisions must be .*, got "bf16"; write \["bf16"\]'),
         ({"precisions": []}, "precisions must be a list of at least one of"),
         ({"precisions": ["bf8"]}, "precisions: precision must be .*"),
         ({"precisions": ["bf16", "bf16"]}, "precisions must have names of their own, got bf16, bf16"),
