@@ -307,8 +307,7 @@ def _layouts_table(rows: Sequence[Row], names: Sequence[str], tokens: float | No
         names: what tells each apart.
         tokens: what days, dollars and energy are for; None for the dollars of a step.
     """
-    *figures, dollars = TABLES["tune"]
-    shown = [*figures, *([dollars] if tokens is None else [])]
+    shown = [column for column in TABLES["tune"] if tokens is None or not column.gives_way]
     are_several = len({row.get("precision") for row in rows}) > 1
     cells = []
     for row, layout in zip(rows, names, strict=True):

@@ -16,9 +16,8 @@ the launch on, so that the log never depends on which rank came first.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from functools import reduce
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from weakref import ref
 
@@ -43,7 +42,7 @@ from minitrain.operations import (
     Note,
     Stream,
 )
-from minitrain.operations.collectives import COLLECTIVES, TRANSFERS, tensors_of
+from minitrain.operations.collectives import COLLECTIVES, TRANSFERS, results_that_are, tensors_of
 from minitrain.tensors import Tensor, WeightGrad, clone
 from minitrain.tensors.placed import ActivationShard, sums_what_all_hold
 
@@ -141,6 +140,14 @@ class Operation(Call):
         """What the rank gave, whose memory counts; a kind of model may let the transport have something else."""
         return self.value
 
+    @property
+    def gets_new(self) -> bool:
+        """Whether the result has memory of its own: the root of a broadcast, and ranks beside another one, get none."""
+        record: Any = COLLECTIVES.get(self.op) or TRANSFERS[self.op]
+        if self.op not in COLLECTIVES or not record.has_root:
+            return record.result_is_new  # type: ignore[no-any-return]  # of both kinds of records
+        return record.result_is_new and bool(record.to_root) is (self.detail == self.rank)
+
     def sent_bytes(self) -> int:
         """Return the bytes that the value puts on the wire."""
         return self.model.wire_bytes(self.value)
@@ -171,7 +178,7 @@ class Operation(Call):
         """
         communicator = calls[0].owner.communicator
         record = COLLECTIVES[calls[0].op]
-        found = next(filter(None, results), None) if record.to_root else results[0]
+        found = next(iter(results_that_are(results)), None) if record.to_root else results[0]
         price = calls[0]._price(found, largest_bytes)
         common_samples = None if record.gives == "exchange" else samples_of(found)
         waited = start >= communicator.busy_until
@@ -383,10 +390,6 @@ def _has_gradients(value: Any) -> bool:
     return value != [] and all(isinstance(each, WeightGrad) for each in tensors_of(value))
 
 
-_RECORDS: Mapping[str, Any] = MappingProxyType({**COLLECTIVES, **TRANSFERS})
-RESULT_IS_NEW = frozenset(name for name, record in _RECORDS.items() if record.result_is_new)
-
-
 class LaunchedMemory:
     """What one launched operation holds in memory.
 
@@ -427,7 +430,7 @@ class LaunchedMemory:
                 self._own(operation, value)
         if self.units:
             account.grow(self.units)
-        if operation.op not in RESULT_IS_NEW or operation.detail == operation.rank:
+        if not operation.gets_new:
             return
         if not operation.settled or operation.outcome is not own:  # a lone rank gets what it gave
             self.window = account.open_window()
@@ -443,7 +446,8 @@ class LaunchedMemory:
         if self.window is None:
             return
         account, outcome = operation.model._account, operation.outcome
-        new = () if outcome is operation.given else tensors_of(outcome)  # a lone rank gets what it gave
+        is_new = outcome is not operation.given  # as a lone rank's, which gets what it gave
+        new = [value for value in tensors_of(outcome) if value is not None] if is_new else []
         units = sum(map(account.units_of, new))
         rows = operation.model._rows
         for row in range(operation.row + STRIDE + MEMORY, len(rows), STRIDE):

@@ -464,6 +464,11 @@ def require_whole(results: Results, values: Sequence[Any], ranks: Sequence[int])
         raise mismatch("all_gather", values, ranks, "must together bring every shard")
 
 
+def results_that_are(results: Sequence[Any]) -> Results:
+    """Return the results without those of members that get nothing, where a root alone gets something."""
+    return [result for result in results if any(item is not None for item in tensors_of(result))]
+
+
 def _duplicate(value: Any) -> Any:
     """Return an equal value, an object of its own; so are the tensors of a bucket."""
     return [_duplicate(item) for item in value] if isinstance(value, list) else copy.copy(value)
@@ -489,7 +494,7 @@ def perform(op: str, values: Sequence[Any], ranks: Sequence[int], detail: Any, *
     make = record.law(Values(op, values, ranks, detail))
     results = [make(value, place) for place, value in enumerate(values)]
     if whole and record.gives == "union":
-        require_whole(results, values, ranks)
+        require_whole(results_that_are(results), values, ranks)
     return results
 
 

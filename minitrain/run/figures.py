@@ -179,7 +179,8 @@ class Column:
         of: its number from figures by name, in the figures' unit, or None; a figure's name for that figure.
         scale: what the number is multiplied by, for the unit of the head.
         text: writes that.
-        title: what it is called in words, where heads have room.
+        title: what it is called in words, where heads have room; the head by default.
+        gives_way: whether days, dollars and energy of so many tokens take its place, where somebody asks for these.
     """
 
     head: str
@@ -187,6 +188,10 @@ class Column:
     scale: float = 1.0
     text: Callable[[float], str] = "{:.1f}".format
     title: str = ""
+    gives_way: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "title", self.title or self.head)
 
     def number(self, row: Row) -> float | None:
         """Return the number in the unit of the head; None where there is none."""
@@ -229,14 +234,14 @@ _STEP = Column("step", "step_time_s", text=duration)
 _STEP_MS = Column("step ms", "step_time_s", 1e3, "{:.3f}".format)
 _MEMORY = Column("GiB", _must_be_held, 1 / GIB)
 _PEAK = Column("peak GiB", _must_be_held, 1 / GIB, _two)
-_TENSORS = Column("tensors GiB", "peak_memory_bytes", 1 / GIB, _two)
+_TENSORS = Column("tensors GiB", "peak_memory_bytes", 1 / GIB, _two, gives_way=True)
 _MFU = Column("MFU %", "mfu", 100, title="MFU")
-_HFU = Column("HFU %", "hfu", 100, title="HFU")
+_HFU = Column("HFU %", "hfu", 100, title="HFU", gives_way=True)
 _BUBBLE = Column("bubble %", "bubble_fraction", 100, title="bubble")
 _COMM = Column("comm %", "exposed_comm_fraction", 100, title="exposed communication")
 _TOKENS = Column("tok/s a rank", "tokens_per_second_per_rank", 1, _whole, "tokens/s a rank")
 _SAMPLES = Column("samples/s", _samples_per_second, 1, per_second)
-_DOLLARS = Column("USD", "dollars", 1, "{:.4g}".format)
+_DOLLARS = Column("USD", "dollars", 1, "{:.4g}".format, gives_way=True)
 
 TABLES: Mapping[str, tuple[Column, ...]] = MappingProxyType(
     {
@@ -280,8 +285,7 @@ TABLES: Mapping[str, tuple[Column, ...]] = MappingProxyType(
 )
 """What each table shows: commands (compare, with several machines, sweep, tune, run), their pages, and the explorer.
 
-Tables of comparisons choose the unit of the step and mark what is out of memory, and with a number of tokens show what
-these take in the place of the last columns.
+Tables of comparisons choose the unit of the step and mark what is out of memory.
 """
 
 

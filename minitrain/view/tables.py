@@ -64,9 +64,8 @@ def comparison_table(comparison: Comparison, tokens: float | None = None) -> Tab
     trains = any(run.trained_model for run in comparison.succeeded)
     step, memory, *others = TABLES["compare transformers" if trains else "compare"]
     step = replace(step, head=f"step {unit}", scale=scale, text=_number)
-    if trains and tokens is not None:  # they take the place of the last two
-        others = others[:-2]
     of_tokens = budget_columns() if trains and tokens is not None else ()
+    others = [column for column in others if not (of_tokens and column.gives_way)]
     heads = [column.head.replace(" ", "\n", 1) for column in (step, memory, *others)]
     for head in (*heads, *(f"\n{name}" for name in of_tokens)):
         table.add_column(head, justify="right", no_wrap=True)

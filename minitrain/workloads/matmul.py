@@ -33,7 +33,7 @@ from minitrain.tensors import (
     WeightGrad,
 )
 from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
-from minitrain.tensors.kinds import LocalWeight
+from minitrain.tensors.kinds import KINDS, OuterState
 from minitrain.tensors.placed import PLACED_KINDS
 from minitrain.workloads.workload import (
     USUAL,
@@ -146,12 +146,11 @@ class MatmulLayer(AlikeLayers):
         if kind is Activation or kind is ActivationGrad:
             num_samples: int = len(tensor.samples)
             return HIDDEN_SIZE * BLOCK_SIZE * num_samples * BYTES_PER_ELEMENT
-        if kind is Weight or kind is WeightGrad or kind is LocalWeight:
+        if kind is Weight or kind is WeightGrad:
             return HIDDEN_SIZE * HIDDEN_SIZE * BYTES_PER_ELEMENT
-        if kind is OptState:
-            num_shards: int = tensor.num_shards
-            return BYTES_PER_ELEMENT * (HIDDEN_SIZE * HIDDEN_SIZE // num_shards)
-        return _parted_bytes(tensor) if kind in PLACED_KINDS else other_message_bytes(self, tensor)
+        if kind in COMPRESSED_KINDS or not isinstance(tensor, KINDS):
+            return other_message_bytes(self, tensor)
+        return _parted_bytes(tensor)
 
     def memory_elements(self, tensor: Any) -> float:
         """Return the tensor's own `memory()`."""
@@ -274,11 +273,11 @@ class DenseRows(AlikeLayers):
 
     def message_bytes(self, tensor: Any) -> int:
         """Return the bytes on the wire; a weight or its gradient counts whole, however it is sharded."""
-        if tensor.__class__ in (Weight, WeightGrad):
-            return self.bytes_per_element * self.width * self.width
-        if tensor.__class__ in (OptState, Activation, ActivationGrad):
-            return self.bytes_per_element * int(self.memory_elements(tensor))
-        return other_message_bytes(self, tensor)
+        if tensor.__class__ in COMPRESSED_KINDS or not isinstance(tensor, KINDS):
+            return other_message_bytes(self, tensor)
+        held = self.memory_elements(tensor)
+        elements = self.width * self.width if isinstance(tensor, Weight | WeightGrad) else int(held)
+        return self.bytes_per_element * elements
 
     def memory_elements(self, tensor: Any) -> float:
         """Return the size of a tensor, elements.
@@ -291,11 +290,11 @@ class DenseRows(AlikeLayers):
                 f"dense layers are whole, as are their rows, and {type(tensor).__name__} is of a part; leave out what "
                 'divides layers, sequences or experts, or train a transformer, such as workload="tiny"'
             )
-        if tensor.__class__ in (Activation, ActivationGrad):
+        if isinstance(tensor, Activation | ActivationGrad):
             return len(tensor.samples) * self.width
         if tensor.__class__ in COMPRESSED_KINDS:
             return held_compressed_bytes(self, tensor) / self.bytes_per_element
-        moments = _MOMENTS if tensor.__class__ is OptState else 1
+        moments = _MOMENTS if isinstance(tensor, OptState) and not isinstance(tensor, OuterState) else 1
         return moments * self.width * self.width * len(tensor.shards) / tensor.num_shards  # type: ignore[no-any-return]
 
     def kept_elements(self, layer: int, num_samples: int, mode: PassMode) -> float:  # noqa: ARG002

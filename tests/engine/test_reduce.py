@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import minitrain as mt
 from minitrain.learn.recorder import Recorder
 from minitrain.learn.replay import replayed
 from minitrain.machine.given_durations import FixedPredictor
-from minitrain.operations.collectives import COLLECTIVES
+from minitrain.operations.collectives import COLLECTIVES, all_gather, at_root
 
 simulate: Any = mt.simulate
 prove: Any = mt.prove
@@ -178,3 +179,48 @@ def test_what_was_reduced_is_used_up() -> None:
     sizes: dict[str, Any] = {"world_size": 2, "num_layers": 1, "global_batch_size": 2, "check": False}
     with pytest.raises(mt.LawError, match="overwritten"):
         simulate(uses_it_again, strict=True, **sizes)
+
+
+async def gathered(model: Any, bucket: bool = False, launched: bool = False, dest: int = 1, whole: bool = True) -> Any:
+    """Put the shards of weights together on one rank, by the record of `reduce`, and give them to all."""
+    layers = range(model.num_layers)
+    for k in layers:
+        weight, _ = model.load_weights(k)
+        model.weights[k] = weight.shard(model.rank if whole else 0, model.world_size)
+        del weight
+    for given in [layers] if bucket else [[k] for k in layers]:
+        shards = [model.weights[k] for k in given]
+        operation = model.reduce(shards if bucket else shards[0], dest, given[0])
+        made = await (model.launch(operation) if launched else operation)
+        del shards, operation
+        whole_weights = await model.broadcast(made if model.rank == dest else None, dest, given[0])
+        del made
+        for k, weight in zip(given, whole_weights if bucket else [whole_weights], strict=True):
+            model.weights[k] = weight
+        del whole_weights, weight
+    return model
+
+
+@pytest.fixture
+def gather(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let `reduce` be another collective with a root, which has a record alone: it gathers."""
+    record = replace(COLLECTIVES["reduce"], law=at_root(all_gather), gives="union", priced_by="result")
+    monkeypatch.setitem(COLLECTIVES, "reduce", replace(record, to_root="all_gather"))
+
+
+@pytest.mark.usefixtures("gather")
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("launched", [False, True])
+def test_a_record_is_all_that_another_collective_with_a_root_needs(launched: bool, strict: bool) -> None:
+    sizes: dict[str, Any] = {**SIZES, "check": False, "strict": strict}
+    single, bucket = (simulate(gathered, bucket=each, launched=launched, **sizes) for each in (False, True))
+    for run, count in ((single, 1), (bucket, SIZES["num_layers"])):
+        sent = {event.typ: event.size_bytes for event in run.events}
+        assert sent["reduce"] == sent["broadcast"] == count * 4096**2 * 2
+        assert seconds(run)["reduce"] == pytest.approx(seconds(run)["broadcast"])
+
+
+@pytest.mark.usefixtures("gather")
+def test_what_a_root_gathers_must_be_whole() -> None:
+    with pytest.raises(mt.CollectiveMismatchError, match="must together bring every shard"):
+        simulate(gathered, whole=False, check=False, **SIZES)

@@ -74,3 +74,13 @@ def test_a_column_that_is_added_to_a_table_is_shown_there(monkeypatch: pytest.Mo
     assert text in table_text(comparison_table(comparison))
     assert text in table_text(run_table(comparison.succeeded[0]))
     assert table_rows(comparison)[0]["step in µs"] == text
+    real = mt.compare(["ddp"], **TINY)
+    beside, instead = (table_text(comparison_table(real, tokens)) for tokens in (None, 1e9))
+    assert {name for name in ("µs", "HFU", "tensors") if name in instead} == {"µs"}
+    assert {name for name in ("µs", "HFU", "tensors") if name in beside} == {"µs", "HFU", "tensors"}
+
+
+@pytest.mark.parametrize("table", ["tune", "page of a search"])
+def test_every_column_of_a_search_is_in_its_rows(table: str) -> None:
+    found = mt.tune("tiny", "a100_80g", world_size=2, global_batch_size=4, space={"tp": [1], "pp": [1, 2]}, jobs=1)
+    assert [column.head for column in TABLES[table] if column.cell(found.ranked[0]) == "-"] == []

@@ -8,6 +8,7 @@ import pickle
 import pkgutil
 import weakref
 from importlib import import_module
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -176,3 +177,42 @@ def test_what_the_engine_makes_is_what_the_class_makes(kind: Any) -> None:
     values = values[: len(values) - len(kind.__init__.__defaults__ or ())]
     made, expected = kinds.maker_of(kind)(7, *values), kind(*values)
     assert (type(made), made, made._units) == (kind, expected, 7)
+
+
+@dataclasses.dataclass(slots=True)
+class AverageWeight(Weight):
+    """A kind that a newcomer adds: a moving average of a layer's weight."""
+
+    num_averaged: int = 1
+
+
+@dataclasses.dataclass(slots=True)
+class AverageState(OptState):
+    """Another one, of what an optimizer keeps."""
+
+
+@pytest.mark.parametrize("workload", [None, "rows:64", "tiny"])
+@pytest.mark.parametrize(("kind", "like"), [(AverageWeight, Weight), (AverageState, OptState)])
+def test_a_new_kind_is_stored_copied_and_sent_as_the_kind_that_it_extends(
+    kind: Any, like: Any, workload: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [field.name for field in dataclasses.fields(kind)]
+    monkeypatch.setitem(FIELDS, kind, attrgetter(*names))  # as a file of the room has it
+
+    async def moves(model: Any, kind: Any = kind) -> Any:
+        model.weights["new"] = kind(0, model.num_layers, 0, frozenset([model.rank]), 2)
+        model.host["new"] = await model.offload(model.weights["new"])
+        model.weights["back"] = await model.fetch(model.host["new"])
+        await model.send(1 - model.rank, model.weights["back"])
+        model.weights["whole"] = await model.all_gather(await model.receive(1 - model.rank), 0)
+        assert model.weights["whole"].__class__ is kind
+        return model
+
+    sizes: dict[str, Any] = {"world_size": 2, "global_batch_size": 2, "check": False}
+    sizes |= {} if workload is None else {"workload": workload}
+    simulate: Any = mt.simulate
+    run, usual = (simulate(moves, kind=each, **sizes) for each in (kind, like))
+    assert run.last_clock == usual.last_clock
+    assert run.peak_memory == usual.peak_memory
+    with pytest.raises(LawError, match=f"{kind.__name__}.* was made by hand"):
+        simulate(moves, kind=kind, strict=True, **sizes)

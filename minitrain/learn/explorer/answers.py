@@ -139,7 +139,7 @@ def _parameters() -> Mapping[str, Message]:
 
 def page(_given: Mapping[str, Any], send: Send) -> None:
     """Tell what the page consists of: its knobs, the strategies, the figures of charts, and its first state."""
-    figures = [{"head": column.head, "title": column.title or column.head} for column in TABLES["explorer"]]
+    figures = [{"head": column.head, "title": column.title} for column in TABLES["explorer"]]
     names = [*strategies(), OWN]
     knobs = list(_parameters().values())
     more: Message = {"figures": figures, "first": FIRST, "starter": STARTER, "of_transformer": OF_TRANSFORMER}
@@ -281,7 +281,7 @@ def figures_of(row: Row) -> list[Message]:
     return [
         {
             "head": column.head,
-            "title": column.title or column.head,
+            "title": column.title,
             "number": column.number(row),
             "text": column.words(row, " "),
         }

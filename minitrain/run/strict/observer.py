@@ -23,7 +23,7 @@ from typing import Any
 
 from minitrain.engine.model import Model
 from minitrain.engine.observers import Observer
-from minitrain.engine.operations import RESULT_IS_NEW, Launched
+from minitrain.engine.operations import Launched
 from minitrain.errors import LawError, StrategyError
 from minitrain.machine.price import PENDING
 from minitrain.operations import FETCH, OFFLOAD, ON_HOST, PRICE, RECV, SEND, STRIDE, TYP, UPDATE_ON_HOST
@@ -203,7 +203,7 @@ class StrictAccounting(Observer):
         if outcome is not None and outcome is not operation.value:  # which a lone rank gets again
             for result in tensors_in(outcome):
                 hold.add_result(ledger, result)
-        elif operation.op in RESULT_IS_NEW and operation.detail != operation.rank:
+        elif operation.gets_new:
             hold.window = ledger.open_window()
 
     def awaited(self, operation: Any, result: Any) -> None:  # noqa: ARG002  (as observers')
