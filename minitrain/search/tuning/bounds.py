@@ -20,7 +20,7 @@ from minitrain.run.analysis.timeline import Floats
 from minitrain.search.schedules import dualpipe_v
 from minitrain.search.schedules.schedule import Cell
 from minitrain.search.tuning.layouts import BACKWARD, END_FIGURES, FORWARD, Columns, Pipeline
-from minitrain.search.tuning.problem import Candidate, Machine, cut_into_stages
+from minitrain.search.tuning.problem import Candidate, Machine, changed_beside, cut_into_stages
 from minitrain.tensors import Activation
 from minitrain.workloads.expert_layers import ROUTER, ExpertPass, Piece
 from minitrain.workloads.workload import PassMode, Recompute, as_recompute, takes_again
@@ -71,7 +71,7 @@ def bound_of(candidate: Candidate, machine: Machine) -> Bound:
             if candidate.label == "fsdp":
                 return _Fsdp(candidate.options, machine).bound()
             known = _OF_EXPERTS.get(candidate.label, frozenset())
-            if machine.has_experts and known and not candidate.options.keys() - known:
+            if machine.has_experts and known and not changed_beside(candidate.strategy, candidate.options, known):
                 return _Experts(candidate.options, machine, in_pairs=candidate.label == "deepseek_like").bound()
         except UsageError:
             return Bound()  # it breaks a rule, which its simulation reports

@@ -33,7 +33,7 @@ from minitrain.run.contention import EXACT
 from minitrain.run.figures import FiguresOfStep, usd_per_hour_of, watts_of
 from minitrain.run.parameters import AUTO, RunParameters
 from minitrain.run.run_file import plain
-from minitrain.run.strategy_loading import Strategy, choose_strategy, framework_of, takes_option
+from minitrain.run.strategy_loading import Strategy, choose_strategy, framework_of, options_of, takes_option
 from minitrain.search.planning.layouts import divisors
 from minitrain.search.sweeps.batches import label_of
 from minitrain.search.tuning.layouts import Pipeline
@@ -495,6 +495,19 @@ def plain_options(world_size: int, sizes: Mapping[str, int], found: dict[str, An
     return found
 
 
+def changed_beside(strategy: str | Strategy, options: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """Return the options, beside some, that have another value than a strategy gives them where they are left out."""
+    beside = options.keys() - known
+    usual = _defaults_of(choose_strategy(strategy).function) if beside else {}
+    return [name for name in beside if name not in usual or options[name] != usual[name]]
+
+
+@lru_cache(maxsize=8)
+def _defaults_of(function: Strategy) -> Mapping[str, Any]:
+    """Return the options of a strategy with their values where they are left out."""
+    return {name: option.default for name, option in options_of(function).items()}
+
+
 def pipeline_of(machine: Machine, options: Mapping[str, Any], stages: tuple[range, ...]) -> Pipeline | None:
     """Return a layout of `megatron` that can be put together from pieces, whatever its order; None if it cannot.
 
@@ -505,7 +518,7 @@ def pipeline_of(machine: Machine, options: Mapping[str, Any], stages: tuple[rang
     """
     tp, pp, cp = options["tp"], options["pp"], options.get("cp", 1)
     dp = machine.problem.world_size // (tp * pp)  # those that share a sequence hold the same
-    is_known = options["zero"] <= 1 and not options.keys() - _OF_PIECES - {"schedule"}
+    is_known = options["zero"] <= 1 and not changed_beside("megatron", options, _OF_PIECES)
     if not is_known or not all(map(machine.is_aligned, (tp, tp * cp, tp * dp))):
         return None
     messages = "hidden" if options["overlap_messages"] else "batched" if options["batch_messages"] else "plain"
@@ -617,8 +630,8 @@ _OF_LONG: Mapping[str, Any] = {"microbatch_size": 1, "sequence_parallel": True, 
 """What is tried beside a divided sequence, as recipes have it: one sample is long enough."""
 _OF_MESSAGES = ("overlap_messages", "batch_messages", "scatter_gather")
 _SWITCHES = ("sequence_parallel", "overlap_replicas", "overlap_parts", *_OF_MESSAGES)
-_OF_PIECES = frozenset({"tp", "pp", "cp", "num_chunks", "microbatch_size", "zero", "recompute", *_SWITCHES})
-"""The options of `megatron` that pieces know; with others, a layout is simulated."""
+_OF_PIECES = frozenset({"tp", "pp", "cp", "num_chunks", "microbatch_size", "zero", "recompute", "schedule", *_SWITCHES})
+"""The options of `megatron` that pieces know; with a value of another one, a layout is simulated."""
 
 
 def _whole_numbers(name: str, values: Sequence[Any]) -> Sequence[int]:

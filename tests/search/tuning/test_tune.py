@@ -15,6 +15,7 @@ import minitrain as mt
 from minitrain.machine import load_config
 from minitrain.search.sweeps.own_processes import WorkerLostError
 from minitrain.search.tuning.findings import described
+from minitrain.search.tuning.problem import TuningProblem, axes_of, candidates
 from minitrain.search.tuning.search import options_of
 from minitrain.search.tuning.tune import Tuning
 from tests.search.tuning.models import SMALL
@@ -172,6 +173,16 @@ def test_a_strategy_of_ones_own_is_searched_with_its_options() -> None:
     assert found.counts == {"fits": 2, "failed": 2}
     assert {row["reason"] for row in found.rows if row["status"] == "failed"} == {"ZeroDivisionError: it was asked to"}
     assert found.best.options["fails"] is False
+
+
+def test_another_option_is_an_axis_and_where_it_changes_nothing_steps_are_still_put_together() -> None:
+    space: dict[str, Any] = {"optimizer_offload_fraction": [0, 0.5], "tp": [1, 2], "pp": [1, 2]}
+    machine = TuningProblem("tiny", "a100_80g", 4, 8, {}).machine
+    found = list(candidates("megatron", machine, axes_of("megatron", machine, space), 1))
+    legal = [each for each in found if each.illegal is None and "schedule" not in each.options]
+    assert {each.options["optimizer_offload_fraction"] for each in legal} == {0, 0.5}
+    for each in legal:
+        assert (each.pipeline is not None) is (each.options["optimizer_offload_fraction"] == 0)
 
 
 def test_several_machines_are_compared_by_money() -> None:
