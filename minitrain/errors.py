@@ -394,11 +394,24 @@ def _fits(kind: Any, value: Any, whole: bool) -> bool:
         return any(_fits(part, value, whole) for part in parts)
     if origin is Annotated:
         return _fits(parts[0], value, whole)
+    if origin is Callable:
+        return callable(value) and (not parts or parts[0] is ... or _takes(value, len(parts[0])))
     if origin in _RULED:
         return not whole or (isinstance(value, _RULED[origin]) and not isinstance(value, bool))
     return _is(origin, value) and not (
         whole and parts and any(not _fits(part, each, whole) for part, each in _within(origin, parts, value))
     )
+
+
+def _takes(function: Any, count: int) -> bool:
+    """Return whether a function can be called with so many arguments, as far as Python says."""
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # a built-in one may have no signature
+        pass
+    return True
 
 
 def _is(origin: Any, value: Any) -> bool:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 import minitrain as mt
 from minitrain.cli import options
-from minitrain.cli.failures import FAILED, print_error, saying_what_is_kept
+from minitrain.cli.failures import FAILED, INTERRUPTED, print_error, saying_what_is_kept
 from minitrain.cli.generation import Given
 from minitrain.cli.options import Count
 from minitrain.cli.output import Counted, Progress, print_json, print_lines, print_table, user_prints_to_stderr
@@ -24,7 +24,6 @@ from minitrain.run.result import TokenBudget
 from minitrain.run.strategy_loading import literal
 from minitrain.search.sweeps.batches import Row, succeeded
 from minitrain.search.sweeps.own_processes import LostWorkersWarning
-from minitrain.search.sweeps.sweep import Sweep
 from minitrain.search.tuning.findings import described, require_tool, told_apart
 from minitrain.search.tuning.search import distinct, options_of
 from minitrain.search.tuning.tune import HEAD_ROOM, Tuning
@@ -80,7 +79,7 @@ def sweep(
         user_prints_to_stderr(as_json),
         options.saying_warnings(LostWorkersWarning),
         Progress() as progress,
-        saying_what_is_kept(lambda: _kept(done, results)),
+        saying_what_is_kept(lambda: _kept(results, done.num_simulated)),
     ):
         tell = Counted(progress, lambda spent_s, *news: _how_far(spent_s, done.num_simulated, *news))
         done = mt.sweep(strategy, axes, results=results, progress=tell, **where, **fixed)
@@ -146,11 +145,12 @@ def in_words(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def _kept(done: Sweep, results: Path | None) -> str:
-    """Return what is left of a sweep that was interrupted."""
+def _kept(results: Path | None, num_new: int | None = None) -> str:
+    """Return what is left of a search that was interrupted."""
     if results is None:
-        return "nothing was kept; with --results FILE the same sweep would go on from here"
-    return f"{done.num_simulated} new rows are kept in {results}; the same command goes on from there"
+        return "nothing was kept; with --results FILE the same command would go on from here"
+    rows = "what was simulated is" if num_new is None else f"{num_new} new rows are"
+    return f"{rows} kept in {results}; the same command goes on from there"
 
 
 def _print(rows: Sequence[Row], axes: Sequence[str]) -> None:
@@ -198,7 +198,8 @@ def tune(
 ) -> None:
     """Search the layouts of a model on a machine, and print the best.
 
-    Ctrl-C ends the search and prints what was found by then; with --results the same command goes on from there.
+    Ctrl-C ends the search and prints what was found by then (exit code 130); with --results the same command goes on
+    from there.
 
     Args:
         strategy (STRATEGY): Those to search; those that suit the model if none.
@@ -228,7 +229,12 @@ def tune(
         **options.of_given(given, "world_size"),
         **options.batch_of(given),
     }
-    with user_prints_to_stderr(given.as_json), options.saying_warnings(LostWorkersWarning), Progress() as progress:
+    with (
+        user_prints_to_stderr(given.as_json),
+        options.saying_warnings(LostWorkersWarning),
+        Progress() as progress,
+        saying_what_is_kept(lambda: _kept(given.results)),
+    ):
         found = mt.tune(
             hardware=options.named_hardware(options.at_cost(given.hardware, given)),
             objective=objective,
@@ -256,6 +262,9 @@ def tune(
     else:
         _print_layouts(found, for_tokens, explain=explain, words=words)
         print_lines([f"wrote {html}"] if html is not None else [])
+    if found.was_ended_by_hand:
+        print_error(f"interrupted; {_kept(given.results)}")
+        raise typer.Exit(INTERRUPTED)
     if not found.ranked:
         raise typer.Exit(FAILED)
 
@@ -280,7 +289,7 @@ def _print_layouts(found: Tuning, tokens: float | None, *, explain: bool, words:
     print_lines([f"layouts with {printable(common)}:"] if common else [])
     print_table(_layouts_table(shown, names, tokens))
     print_lines(found.others(shown))
-    print_lines([found.verdicts() + (" (interrupted)" if found.was_interrupted else "")])
+    print_lines([found.verdicts()])
     print_lines([f"{len(found.front)} of them are on the front of time, memory, money and energy"])
     print_lines([f"the best one: {found.best.command}", *found.priced_by()])
     if explain:

@@ -12,7 +12,7 @@ from time import monotonic
 
 import minitrain as mt
 from minitrain.cli import options
-from minitrain.cli.failures import running
+from minitrain.cli.failures import running, saying_what_is_kept
 from minitrain.cli.generation import Given
 from minitrain.cli.output import Progress, print_json, print_lines, print_table, user_prints_to_stderr
 from minitrain.run.analysis.labels import duration
@@ -122,7 +122,12 @@ def train(
     asked = {"num_layers": num_layers, "hardware": hardware}
     sizes = options.batch_of(given) | {name: value for name, value in asked.items() if value is not None}
     done: list[tuple[float, float]] = []  # when each step has ended, s, and its loss
-    with user_prints_to_stderr(given.as_json), options.saying_warnings(LossWarning), Progress() as progress:
+    with (
+        user_prints_to_stderr(given.as_json),
+        options.saying_warnings(LossWarning),
+        Progress() as progress,
+        saying_what_is_kept(lambda: _kept(checkpoints)),
+    ):
 
         def watch(_: int, loss: float) -> None:
             done.append((monotonic(), loss))
@@ -164,6 +169,13 @@ def train(
         return
     say(run, gap)
     print_lines(f"wrote {path}" for path in written)
+
+
+def _kept(checkpoints: Path | None) -> str:
+    """Return what is left of a training that was interrupted."""
+    if checkpoints is None:
+        return "nothing was kept; with --checkpoints FOLDER the same command would go on from the newest one"
+    return f"whole checkpoints are kept in {checkpoints}; the same command goes on from the newest one"
 
 
 def _written(wanted: Sequence[tuple[Callable[[Path], object], Path | None]]) -> list[Path]:

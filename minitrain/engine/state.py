@@ -187,6 +187,8 @@ class RankState:
         runtime_predictor: Predictor | None = None,
         memory_by_kind: bool = False,
     ) -> None:
+        if dist is not None and not hasattr(dist, "world_size"):
+            raise UsageError(f"dist must be a Dist, such as Dist(4), got {dist!r:.80}")
         self._dist = Dist(1) if dist is None else dist
         self._transport: Transport = self._dist  # all that operations use of it
         self._world_size = self._transport.world_size
@@ -196,6 +198,10 @@ class RankState:
         self._num_layers = require_count("num_layers", num_layers)
         self._global_batch_size = require_count("global_batch_size", global_batch_size)
         self._runtime_predictor = runtime_predictor or _default_predictor(self._world_size)
+        if not hasattr(self._runtime_predictor, "workload"):
+            raise UsageError(
+                f"runtime_predictor must be a predictor, such as RuntimePredictor(4), got {runtime_predictor!r:.80}"
+            )
         self._is_uniform = self._runtime_predictor.workload.is_uniform
 
         self._time = 0.0

@@ -723,6 +723,7 @@ def compare(
 
     Raises:
         StrategyError: a strategy cannot be found.
+        UsageError: there is none, or a parameter is outside its rule.
     """
     parameters = with_own_options(parameters)
     for name in SIZES:
@@ -733,6 +734,8 @@ def compare(
     if strategies is None or isinstance(strategies, str):
         strategies = DEFAULT_STRATEGIES if strategies is None else (strategies,)
     found = [choose_strategy(strategy) for strategy in strategies]
+    if not found:
+        raise UsageError("compare needs at least one strategy, got none")
     runs: dict[str, Run | FailedRun] = {}
     for chosen in found:
         unique = _unused(chosen.label, runs)

@@ -104,12 +104,17 @@ def calibrate(
         parameters: others of `train`.
 
     Raises:
-        UsageError: nothing is to be measured.
+        UsageError: nothing is to be measured, or a size has what all sizes share.
         MinitrainError: what `train` raises.
     """
     programs = [(strategy, dict(size)) for size in sizes for strategy in strategies]
     if not programs:
         raise UsageError("a calibration needs a strategy and a size to measure; give both")
+    if "hardware" in parameters or any("hardware" in size for size in sizes):
+        raise UsageError("a calibration measures this machine; leave hardware out")
+    if shared := {"strategy", "world_size", "steps", *parameters} & {name for size in sizes for name in size}:
+        names = ", ".join(sorted(shared))
+        raise UsageError(f"all sizes of a calibration share {names}; give it beside the sizes, or in them alone")
     found = []
     began, before = monotonic(), _work_of_others_s()
     for number, (strategy, size) in enumerate(programs):

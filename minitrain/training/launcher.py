@@ -219,6 +219,7 @@ def end_parents() -> None:
     while _PARENTS:
         _, parent = _PARENTS.popitem()
         parent.pipe.close()
+        parent.popen.kill()  # it may still import torch, for seconds, and no rank of its runs any more
         parent.popen.wait()
 
 

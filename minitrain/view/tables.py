@@ -253,23 +253,29 @@ def plain_table(title: str = "") -> Table:
     )
 
 
+_LONGEST_WORD = 20
+"""Characters of a word that no column breaks."""
+
+
 def filled_table(
     columns: Mapping[str, int | None], rows: Iterable[Iterable[str | Text]], table: Table | None = None
 ) -> Table:
     """Return a table of rows.
 
     Args:
-        columns: heads, each with the least width of what may fold; of figures, which never do, None.
+        columns: heads, each with the least width of what may fold, between words; of figures, which never do, None.
         rows: the cells of each; texts that others wrote are to be `Text`, or printable.
         table: an empty one in another style.
     """
     table = plain_table() if table is None else table
-    for head, width in columns.items():
+    cells = [[*row] for row in rows]
+    for place, (head, width) in enumerate(columns.items()):
         if width is None:
             table.add_column(head, justify="right", no_wrap=True)
         else:
-            table.add_column(head, overflow="fold", min_width=width)
-    for row in rows:
+            word = max((len(word) for row in cells for word in str(row[place]).split()), default=0)
+            table.add_column(head, overflow="fold", min_width=max(width, min(word, _LONGEST_WORD)))
+    for row in cells:
         table.add_row(*row)
     return table
 

@@ -13,9 +13,11 @@ from minitrain.cli import app
 from minitrain.cli.commands import BATCH, LAYERS, WORLD_SIZE
 from minitrain.cli.generation import Given
 from minitrain.cli.options import parse_durations, strategy_options
+from minitrain.cli.output import print_table
 from minitrain.machine import shipped_configs
 from minitrain.machine.config import SPECIFIED
 from minitrain.run.simulation import DEFAULT_STRATEGIES
+from minitrain.view.tables import filled_table
 
 SMALL = ("--world-size", "4", "--layers", "4", "--batch", "8")
 KEYS = {"strategy", "step_time_s", "peak_memory_bytes", "mfu", "bubble_fraction", "exposed_comm_fraction", "num_events"}
@@ -380,6 +382,16 @@ def test_a_narrow_terminal_gets_every_column_below_one_another(
     if command != "hw list":  # whose list of tiers folds within a cell
         assert {word for word in words if word.replace(".", "").isdigit()} <= set(narrow.split())
     assert {"GB/s", "TFLOP/s", "GiB"} & words <= set(narrow.split())
+
+
+@pytest.mark.parametrize("columns", [40, 60, 70])
+def test_no_column_is_so_narrow_that_it_breaks_a_word(
+    columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    cells = ["1.2 ms", "backward of linear_attention", "longer kernels", "each microbatch"]
+    print_table(filled_table({"gap": None, "operation": 13, "cause": 8, "per": 6}, [cells]))
+    assert {word for cell in cells for word in cell.split()} <= {*capsys.readouterr().out.split()}
 
 
 def test_version_is_the_package_s() -> None:

@@ -483,3 +483,21 @@ def test_an_error_of_python_while_it_handles_the_lack_of_memory_is_one_of_memory
     broken.__context__ = ValueError()
     broken.__context__.__context__ = MemoryError()
     assert came_without_memory(broken)
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ((), "nothing was kept; with --checkpoints FOLDER the same command would go on from the newest one"),
+        (("--checkpoints", "c"), "whole checkpoints are kept in c; the same command goes on from the newest one"),
+    ],
+)
+def test_ctrl_c_says_what_is_left_of_a_training(
+    more: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minitrain.cli.train.mt.train", interrupted)
+    result = CliRunner().invoke(app, ["train", "ddp", *more])
+    assert (result.exit_code, result.output) == (130, f"minitrain: interrupted; {said}\n")

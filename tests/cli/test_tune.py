@@ -12,6 +12,7 @@ from typer.testing import CliRunner, Result
 
 import minitrain as mt
 from minitrain.cli import app
+from minitrain.search.tuning.search import Search, Task
 
 _SPACE = ("tp=1,2", "pp=1,2", "num_chunks=1", "microbatch=1", "overlap_parts=False", "recompute=none")
 _SMALL = ["tune", "megatron", "--model", "tiny", "--world-size", "4", "--batch", "8", "--jobs", "1"]
@@ -98,3 +99,24 @@ def test_where_a_tool_has_no_words_for_the_best_the_best_that_it_can_say_is_prin
     sayable = [row for row in found.ranked if row["strategy"] == "fsdp"]
     assert found.best.strategy == "megatron"
     assert (choice.row, words) == (sayable[0], choice.words("fsdp"))
+
+
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [((), "nothing was kept; with --results FILE"), (("--results", "rows.jsonl"), "is kept in rows.jsonl; the same")],
+)
+def test_ctrl_c_prints_what_was_found_says_what_is_kept_and_ends_with_130(
+    more: tuple[str, ...], kept: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def interrupted(search: Search, task: Task, found: Any) -> None:
+        take(search, task[:1], found[:1])
+        raise KeyboardInterrupt
+
+    take = Search._take
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Search, "_take", interrupted)
+    result = run(*more)
+    assert result.exit_code == 130, result.output
+    assert "configurations: 1 fit" in result.stdout
+    assert "were not looked at: a better one may be among them" in result.stdout
+    assert f"minitrain: interrupted; {kept}" in result.stderr.replace("what was simulated ", "")

@@ -119,3 +119,30 @@ def test_whatever_is_given_no_error_is_of_pythons_own(name: str, tmp_path: Path)
         for value in values:
             with suppress(mt.MinitrainError):
                 call(name, parameter, value)
+
+
+PUBLIC: Any = mt
+
+
+class NoHandler:
+    """Given where an instance is meant."""
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: PUBLIC.simulate("ddp", watch=NoHandler, **SIZES), "watch must be of type Callable"),
+        (lambda: PUBLIC.sweep("ddp", {"world_size": [2]}, progress=lambda: None), "progress must be of type Callable"),
+        (lambda: PUBLIC.Model(dist="x"), r"dist must be a Dist, such as Dist\(4\), got 'x'"),
+        (lambda: PUBLIC.Model(runtime_predictor="x"), "runtime_predictor must be a predictor, such as"),
+        (lambda: PUBLIC.compare([]), "compare needs at least one strategy, got none"),
+        (
+            lambda: PUBLIC.calibrate(["ddp"], [{"world_size": 2}]),
+            "all sizes of a calibration share world_size; give it",
+        ),
+        (lambda: PUBLIC.calibrate(["ddp"], [{}], hardware="a100_80g"), "measures this machine; leave hardware out"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_by_name(call: Any, said: str) -> None:
+    with pytest.raises(mt.UsageError, match=said):
+        call()

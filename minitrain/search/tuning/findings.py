@@ -159,12 +159,14 @@ class Findings:
     Attributes:
         objective: what was wanted.
         was_interrupted: whether it ended before all configurations were tried.
+        was_ended_by_hand: whether that was by Ctrl-C.
     """
 
     def __init__(self, search: Search) -> None:
         self._search = search
         self.objective = search.objective
         self.was_interrupted = search.was_interrupted
+        self.was_ended_by_hand = search.was_ended_by_hand
         self._places = sorted(search.rows)
 
     @cached_property

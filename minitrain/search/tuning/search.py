@@ -459,6 +459,7 @@ class Search:
     Attributes:
         rows: a row for each configuration that is done, by its place.
         was_interrupted: whether it ended before all were done.
+        was_ended_by_hand: whether that was by Ctrl-C.
     """
 
     candidates: Sequence[Candidate]
@@ -475,7 +476,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self.rows: dict[int, Row] = {}
-        self.was_interrupted = False
+        self.was_interrupted = self.was_ended_by_hand = False
         self._is_alone = self.executor is None and self.jobs == 1
         self._end = None if self.budget_s is None else time.monotonic() + self.budget_s
         self._best: Row | None = None
@@ -499,7 +500,7 @@ class Search:
                     self._price([one for one in part if one[1].pipeline is not None])
                     self._simulate([one for one in part if one[1].pipeline is None])
             except KeyboardInterrupt:
-                self.was_interrupted = True
+                self.was_interrupted = self.was_ended_by_hand = True
         if self.progress is not None:
             self.progress(len(self.rows), len(self.candidates), self._best)
 
