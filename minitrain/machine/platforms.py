@@ -27,6 +27,7 @@ from minitrain.errors import UsageError, closest, typed
 from minitrain.files import StrPath, read_json, write_text
 from minitrain.machine.dispatchers import DISPATCHERS, Kernels, kernels_of
 from minitrain.machine.framework_memory import HABITS
+from minitrain.workloads.workload import KernelHabits
 
 if TYPE_CHECKING:
     from minitrain.machine.device import KernelRates
@@ -94,8 +95,10 @@ _NO_NUMBERS = ("name", "about", "fitted_on", "fitted_error")
 @typed
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Platform:
+class Platform(KernelHabits):
     """How a framework runs kernels on a device.
+
+    Beside what `minitrain.workloads.workload.KernelHabits` has:
 
     Args:
         name: what tables call it.
@@ -104,7 +107,6 @@ class Platform:
         clock: share of the arithmetic rates measured alone that a whole step sustains.
         attention_clock: the same of attention's kernels, beside `clock`: what masks, biases or another build of a
             kernel cost.
-        eager: factor on the traffic of passes over memory; above 1 where a framework fuses less.
         launch_s: time between two launches, s, where the host is slower than the device; the device's own if None.
         is_eager: whether PyTorch dispatches operations one by one from Python, at the pace of the device's host
             (`minitrain.machine.kernel_device.eager_launch_s`), where no `launch_s` is given.
@@ -112,30 +114,13 @@ class Platform:
             experts; "router" if they have what leads to experts alone; "whole" if one graph has the whole step, whose
             experts count their tokens on the device (`cuda_graph_impl="full_iteration"` of Megatron-Core); if None, on
             devices whose hosts are so slow that recipes do so (`minitrain.machine.kernel_device.CAPTURED`).
-        dispatcher: how tokens travel to experts of other ranks: one of `minitrain.machine.dispatchers.DISPATCHERS`.
         hybridep_units: multiprocessors that HybridEP takes, if not as many as by default.
-        in_turn: whether each token has the experts that follow those of the token before, as benchmarks of NeMo
-            AutoModel do (`FakeBalancedGate` of its `components/moe/layers.py`), which few ranks have; else any.
-        fused_router: whether Transformer Engine's kernels fuse what chooses experts (`moe_router_fusion` of
-            Megatron-Core).
-        pads_experts: whether experts are given as many tokens as they take at most, so that the host need not wait for
-            their number (`--moe-pad-expert-input-to-capacity` of Megatron-Core).
         parts_exposed: share of the collectives among the neighbouring ranks of a node, which tensor parallelism has,
             that no multiplication hides; below 1 where a framework runs them piece by piece beside each other.
-        parts_overlap: which of these collectives run beside multiplications, "none", "gradients" or "pieces": see
-            `EXPOSED`.
-        separate_gradients: whether gradients are added up in single precision by a kernel of its own.
-        stops_early: whether full recomputation ends before a layer's last multiplication, as PyTorch's non-reentrant
-            checkpoints and jax.checkpoint's dead code elimination do.
         attention: generation of the attention kernel, a key of the config's `kernels.attention`; "flash2" if None, or
             the config's only one.
         attention_block: queries, and keys, of a block of that kernel, where its efficiency counts blocks that it
             computes whole (`minitrain.machine.device.AttentionRate`); the config's if None.
-        one_hot_embedding: whether the embedding is a multiplication by one-hot rows, which matrix units do (MaxText's
-            `use_iota_embed`), and no lookup.
-        fused_loss: whether softmax and cross entropy are one kernel.
-        gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
-            optimizer does with its shards.
         batches_messages: whether stages exchange messages by NCCL's sends in a group of their own, which within a node
             have few channels (`minitrain.machine.network.channels_of_message`); else at the rate of the links: "no";
             "within nodes", so far as all ranks are of one node; "always", which is sure of a pipeline without rings.
@@ -143,8 +128,6 @@ class Platform:
         shares_by_rank: whether shards that are gathered, or gradients that are scattered, lie in a list of one tensor a
             rank, each of which the host copies by an operation of its own (`all_gather` of lists in PyTorch before
             `_all_gather_base`, which DeepSpeed took until 0.5.9).
-        apart: whether each operation that PyTorch dispatches is a kernel of its own, as models of plain PyTorch without
-            `torch.compile` have it.
         launch_factor: time of a launch within a model over that of `torch.nn.Linear`'s forward, where `is_eager`.
         num_devices: devices whose slowest the time of its `clock` is of: one, or as many as the runs had that it was
             fitted to, by the mean of what their slowest took (`minitrain.machine.device.KernelRates.slowest`); None
@@ -154,14 +137,6 @@ class Platform:
             Xeon 8168 (ZeRO-Offload, Ren et al. 2021, table 4).
         persistent: whether kernels of matrices stay on their multiprocessors where the device has such: PyTorch's on
             Hopper.
-        copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
-        copies_parts: whether tensor parallelism's collectives along the sequence are copied into and out of, as
-            DTensor's are.
-        dtensors: whether PyTorch dispatches each operation on divided weights as one on DTensors, without
-            `torch.compile`.
-        by_xla: whether the operations are MaxText's, which XLA fuses.
-        one_hot_capacity: tokens that each expert takes over the mean, where products with one-hot matrices send them
-            (`capacity_factor` of MaxText); 0 where they are sorted.
         fitted_error: of nine in ten runs that it was fitted to, each predicted by the fit to the others, the share that
             the step time was missed by at most; None where nothing was fitted to one's own runs.
 
@@ -178,33 +153,16 @@ class Platform:
     fitted_on: str = "nothing"
     clock: float = 1.0
     attention_clock: float = 1.0
-    eager: float = 1.0
     launch_s: float | None = None
     is_eager: bool = False
     captures: bool | str | None = None
-    dispatcher: str = "alltoall"
     hybridep_units: int | None = None
-    in_turn: bool = False
-    fused_router: bool = True
-    pads_experts: bool = False
     parts_exposed: float = 1.0
-    parts_overlap: str = "none"
-    separate_gradients: bool = False
-    stops_early: bool = False
     attention: str | None = None
     attention_block: int | None = None
-    one_hot_embedding: bool = False
-    fused_loss: bool = False
-    gradient_accesses: float = 0.0
     batches_messages: str = "no"
     shares_by_rank: bool = False
-    apart: bool = False
     persistent: bool = False
-    copies_units: int = 0
-    copies_parts: bool = False
-    dtensors: bool = False
-    by_xla: bool = False
-    one_hot_capacity: float = 0.0
     launch_factor: float = 1.0
     num_devices: float | None = None
     host_update_s: float = 0.257

@@ -49,7 +49,7 @@ from minitrain.machine.price import (
 from minitrain.machine.topology import FlatTopology, Topology, Transfer, make_topology
 from minitrain.operations import ON_HOST, UPDATE_ON_HOST, WRITE
 from minitrain.workloads.matmul import MATMUL_LAYER
-from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, PassMode, Workload, fills_devices
+from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, KernelHabits, PassMode, Workload, fills_devices
 
 if TYPE_CHECKING:
     from minitrain.workloads.kernels import KernelList
@@ -402,12 +402,10 @@ class KernelPredictor(_ConfigPredictor):
         self._platform = platform
         self._inner = min(system.networks, key=lambda tier: tier.size)
         self._left_out = frozenset(pricing.without)
-        shared = {each.name for each in fields(Style)} & {each.name for each in fields(platform)}
-        shared -= {"attention", "captures"}
         self.style = Style(
             attention=platform.attention or rates.usual_attention,
             casts_apart=platform.casts_apart,
-            **{name: getattr(platform, name) for name in shared},
+            **{each.name: getattr(platform, each.name) for each in fields(KernelHabits)},
             captures=captures,
             captures_experts=captures == "whole" or (platform.pads_experts and captures is True),
             num_gathered=int(cast("float", system.sheet.features.get("devices", 1))),

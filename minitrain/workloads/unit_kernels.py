@@ -51,7 +51,7 @@ from minitrain.workloads.kernels import (
 )
 from minitrain.workloads.shapes import ADAPTER, Cut, Gemm, Work
 from minitrain.workloads.unit import Unit, has_second_norm
-from minitrain.workloads.workload import PassMode, modules_of
+from minitrain.workloads.workload import KernelHabits, PassMode, modules_of
 
 _OF_WEIGHTS = ((3, 0), (5, 5))  # read in 16 bits to be rounded, written in eight; read before for the largest element
 PERMUTATIONS = ("permutation", "unpermutation")
@@ -139,59 +139,25 @@ after another, and each bias's gradient is added to the whole gradient by itself
 
 @final
 @dataclass(frozen=True, slots=True)
-class Style:
-    """How a framework runs a model's kernels.
+class Style(KernelHabits):
+    """How a framework runs a model's kernels on a device: its habits, and what follows from the device.
 
     Args:
         attention: generation of the attention kernel, where the model has flash attention.
         datatype: key of the hardware config's rates, for matrices; the model's own if None.
-        one_hot_embedding: whether the embedding is a multiplication by one-hot rows, and no lookup.
-        fused_loss: whether softmax and loss are one kernel.
-        eager: factor on the traffic of passes over memory; above 1 where a framework fuses less.
-        separate_gradients: whether gradients are added up in single precision by a kernel of its own.
-        stops_early: whether full recomputation ends before a layer's last multiplication, as backward needs no result.
-        gradient_accesses: how often a step reads or writes an element of a rank's whole gradients before the update.
         captures: whether a pass is the replay of a CUDA graph, but for experts; "router" if what leads to them is.
         captures_experts: whether these are too, as they can be where the number of their tokens does not change.
-        pads_experts: whether each expert has as many tokens as it takes at most.
         transposes: whether matrix units take eight-bit operands in one order alone, as Hopper's do.
-        dispatcher: how tokens travel to experts of other ranks (`minitrain.machine.dispatchers`).
-        in_turn: whether each token has the experts that follow those of the token before.
-        fused_router: whether kernels are those of a fused router.
         casts_apart: whether activation functions write 16 bits, which another kernel casts.
-        apart: whether each operation that PyTorch dispatches is a kernel of its own.
-        copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
-        copies_parts: whether collectives along the sequence are copied into and out of, as DTensor's are.
-        parts_overlap: which of these collectives run beside multiplications, as `Platform` has it.
-        dtensors: whether each operation on divided weights is dispatched on DTensors, one by one.
-        by_xla: whether the operations are MaxText's, which XLA fuses.
-        one_hot_capacity: tokens of an expert over their mean, where one-hot matrices send them; 0 where sorted.
         num_gathered: how often a device gathers weights: once for each core that frameworks count as a device.
     """
 
     attention: str = "flash2"
     datatype: str | None = None
-    one_hot_embedding: bool = False
-    fused_loss: bool = False
-    eager: float = 1.0
-    separate_gradients: bool = False
-    stops_early: bool = False
-    gradient_accesses: float = 0.0
     captures: bool | str = False
     captures_experts: bool = False
-    pads_experts: bool = False
     transposes: bool = True
-    dispatcher: str = "alltoall"
-    in_turn: bool = False
-    fused_router: bool = True
     casts_apart: bool = False
-    apart: bool = False
-    copies_units: int = 0
-    copies_parts: bool = False
-    parts_overlap: str = "none"
-    dtensors: bool = False
-    by_xla: bool = False
-    one_hot_capacity: float = 0.0
     num_gathered: int = 1
 
     def captured(self, num_launches: int, kind: str) -> int:

@@ -342,6 +342,60 @@ class AlikeLayers:
         return 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelHabits:
+    """What a framework's kernels are, whatever the device.
+
+    Args:
+        eager: factor on the traffic of passes over memory; above 1 where a framework fuses less.
+        dispatcher: how tokens travel to experts of other ranks: one of `minitrain.machine.dispatchers.DISPATCHERS`.
+        in_turn: whether each token has the experts that follow those of the token before, as benchmarks of NeMo
+            AutoModel do (`FakeBalancedGate` of its `components/moe/layers.py`), which few ranks have; else any.
+        fused_router: whether Transformer Engine's kernels fuse what chooses experts (`moe_router_fusion` of
+            Megatron-Core).
+        pads_experts: whether experts are given as many tokens as they take at most, so that the host need not wait for
+            their number (`--moe-pad-expert-input-to-capacity` of Megatron-Core).
+        parts_overlap: which collectives of tensor parallelism run beside multiplications, "none", "gradients" or
+            "pieces": see `minitrain.machine.platforms.EXPOSED`.
+        separate_gradients: whether gradients are added up in single precision by a kernel of its own.
+        stops_early: whether full recomputation ends before a layer's last multiplication, as PyTorch's non-reentrant
+            checkpoints and jax.checkpoint's dead code elimination do.
+        one_hot_embedding: whether the embedding is a multiplication by one-hot rows, which matrix units do (MaxText's
+            `use_iota_embed`), and no lookup.
+        fused_loss: whether softmax and cross entropy are one kernel.
+        gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
+            optimizer does with its shards.
+        apart: whether each operation that PyTorch dispatches is a kernel of its own, as models of plain PyTorch without
+            `torch.compile` have it.
+        copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
+        copies_parts: whether tensor parallelism's collectives along the sequence are copied into and out of, as
+            DTensor's are.
+        dtensors: whether PyTorch dispatches each operation on divided weights as one on DTensors, without
+            `torch.compile`.
+        by_xla: whether the operations are MaxText's, which XLA fuses.
+        one_hot_capacity: tokens that each expert takes over the mean, where products with one-hot matrices send them
+            (`capacity_factor` of MaxText); 0 where they are sorted.
+    """
+
+    eager: float = 1.0
+    dispatcher: str = "alltoall"
+    in_turn: bool = False
+    fused_router: bool = True
+    pads_experts: bool = False
+    parts_overlap: str = "none"
+    separate_gradients: bool = False
+    stops_early: bool = False
+    one_hot_embedding: bool = False
+    fused_loss: bool = False
+    gradient_accesses: float = 0.0
+    apart: bool = False
+    copies_units: int = 0
+    copies_parts: bool = False
+    dtensors: bool = False
+    by_xla: bool = False
+    one_hot_capacity: float = 0.0
+
+
 def fills_devices(workload: object) -> bool:
     """Return whether a run says all that a device must hold: of a transformer, whose units are known.
 

@@ -318,7 +318,7 @@ def test_a_platform_is_changed_behind_a_colon() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ("dispatch=deepep", "nemo-h100 has no 'dispatch'; it has clock"),
+        ("dispatch=deepep", "nemo-h100 has no 'dispatch'; it has eager"),
         ("dispatcher=flex", "dispatcher of platform nemo-h100 must be 'alltoall', .*, got 'flex'"),
         ("clock=fast", "clock of platform nemo-h100 must be a number > 0, got 'fast'"),
     ],
