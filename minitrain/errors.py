@@ -179,6 +179,8 @@ def message_of(error: BaseException) -> str:
         return f"{NO_MEMORY}{notes}"
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}; check the path, or name another one"
+    if isinstance(error, BaseExceptionGroup):  # of a task group
+        return f"{message_of(error.exceptions[0])}{notes}"
     text = f"{type(error).__name__}: {text_of(error)}".removesuffix(": ")
     return f"{text}{place_of(error)}{attribute_meant(error)}{notes}"
 

@@ -108,9 +108,10 @@ def require_inside(model: RankState, numbers: Sequence[int]) -> None:
     if min(ends) >= 0 and max(ends) < model.global_batch_size:
         return
     found = numbers[:: 1 if numbers.step > 0 else -1] if isinstance(numbers, range) else sorted(set(numbers))
+    listed = [*map(shown, found)] if len(found) <= 8 else [*map(shown, found[:6]), "...", shown(found[-1])]
     rule = (
         f"samples must lie in 0..{model.global_batch_size - 1} (global_batch_size {model.global_batch_size}), "
-        f"got [{', '.join(map(shown, found[:8]))}]"
+        f"got [{', '.join(listed)}]"
     )
     raise broken(model, "get_input_activation", rule, 0, samples=found)
 
@@ -416,7 +417,8 @@ def final_weight(model: RankState, layer: int, weight: Any) -> None:
 def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:
     """Require a layer of the model and a shard of it."""
     if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < model.num_layers:
-        raise broken(model, "load_weights", f"layer must lie in 0..{model.num_layers - 1}, got {layer!r}", layer)
+        rule = f"layer must be an int in 0..{model.num_layers - 1}, got {layer!r:.80}"
+        raise broken(model, "load_weights", rule, layer)
     if not (isinstance(shard, int) and isinstance(num_shards, int) and 0 <= shard < num_shards):
         rule = f"shard must lie in 0..num_shards-1, got shard {shard!r} of {num_shards!r}"
         raise broken(model, "load_weights", rule, layer)

@@ -289,9 +289,9 @@ class RankState:
         if not self._time <= found < math.inf:
             if self._looked_at is not None:
                 self._looked_at("time")  # which may be earlier on another machine
+            rule = "a clock never goes back" if found < self._time else "a clock is a finite number of seconds"
             raise StrategyError(
-                f"model.time of rank {self._rank} is {self._time:.9g} s, and a clock never goes back; it was set to "
-                f"{clock!r:.80}",
+                f"model.time of rank {self._rank} is {self._time:.9g} s, and {rule}; it was set to {clock!r:.80}",
                 rank=self._rank,
             )
         self._time = found

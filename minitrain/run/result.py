@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from html import escape
 from operator import attrgetter
@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from minitrain.run.facts import DeviceKind, KindFigures
 
 
+_OF_THIS_PROCESS = ("models", "sheets", "prepared")
 SECONDS_A_DAY = 86_400
 JOULES_A_MEGAWATT_HOUR = 3.6e9
 
@@ -186,6 +187,15 @@ class Run(DeviceMemoryFigures, FiguresOfStep):
     workload: str = SPECIFIED
     steps: Steps | None = field(default=None, repr=False, compare=False)
     typical: tuple[Sequence[float], Sequence[float], Sequence[float]] | None = field(default=None, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle and copy deep as `load_run` reads it: without what it was simulated by; a folded run with all logs."""
+        kind = Run if self.is_folded else type(self)
+        kept = {each.name: getattr(self, each.name) for each in fields(kind) if each.name not in _OF_THIS_PROCESS}
+        return _made_of, (kind, kept)
+
+    def __copy__(self) -> Run:
+        return replace(self)
 
     @property
     def is_folded(self) -> bool:
@@ -690,6 +700,11 @@ class Run(DeviceMemoryFigures, FiguresOfStep):
     def _view(self) -> Any:
         """Return what pictures say of the run: a `minitrain.view.layout.View`."""
         return above("words").view_of(self)
+
+
+def _made_of(kind: type[Run], kept: Mapping[str, Any]) -> Run:
+    """Make a run again from its pickled fields."""
+    return kind(**kept)
 
 
 @typed

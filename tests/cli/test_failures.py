@@ -37,6 +37,7 @@ async def stuck(model):
     await model.receive((model.rank + 1) % model.world_size)
     return model
 async def lazy(model): return model
+async def group(model): raise ExceptionGroup("several", [KeyError("first"), ValueError("other")])
 async def two(model, other): return model
 async def none(): return model
 def plain(model): return model
@@ -46,7 +47,10 @@ number = 3
 USAGE = [
     ("compare nope", "there is no strategy 'nope'; use one of chimera, ddp"),
     ("run zero33", "there is no strategy 'zero33'; did you mean zero3?"),
-    ("run mine.py", "mine.py has 9 strategies, mute, boom, leave, cancel, interrupt, recurse, lost, stuck, lazy; say"),
+    (
+        "run mine.py",
+        "mine.py has 10 strategies, mute, boom, leave, cancel, interrupt, recurse, lost, stuck, lazy, group",
+    ),
     ("run mine", "there is no strategy 'mine'; did you mean mine.py? use one of"),
     ("run empty.py", "empty.py has no strategy, an async function of one argument: `async def mine(model): ...`"),
     ("run missing.py", "there is no strategy file missing.py; give path.py:function"),
@@ -168,6 +172,7 @@ FAILED = [
     ("run mine.py:mute", "the strategy mute must return the model of its rank, got None on rank 0"),
     ("run mine.py:boom", "mine.py, line 4 (on rank 0 of 8, strategy boom)"),
     ("run mine.py:leave", "SystemExit: 3, in "),
+    ("run mine.py:group", "minitrain: KeyError: 'first' (on rank 0 of 8, strategy group)"),
     ("run mine.py:cancel", "CancelledError"),
     ("run mine.py:recurse", "RecursionError: maximum recursion depth exceeded"),
     ("run mine.py:lost", "1 message was sent and never received"),

@@ -85,9 +85,9 @@ BROKEN: list[tuple[list[Any], Callable[[Model], Any], type[Exception], str]] = [
     ([], lambda m: m.get_input_activation(["a"]), TensorTypeError, "samples must be integers"),  # type: ignore[list-item]
     ([], lambda m: m.set_final_weight(1, G), TensorTypeError, "set_final_weight on rank 1: weight must be a Weight"),  # type: ignore[arg-type]
     ([], lambda m: m.set_final_weight(2, W), LawError, "weight must be of layer 2 for layer 2, got Weight"),
-    ([], lambda m: m.load_weights(4), LawError, r"load_weights on rank 1: layer must lie in 0\.\.3, got 4"),
-    ([], lambda m: m.load_weights(-1), LawError, r"layer must lie in 0\.\.3, got -1"),
-    ([], lambda m: m.load_weights("a"), LawError, r"layer must lie in 0\.\.3, got 'a'"),  # type: ignore[arg-type]
+    ([], lambda m: m.load_weights(4), LawError, r"load_weights on rank 1: layer must be an int in 0\.\.3, got 4"),
+    ([], lambda m: m.load_weights(-1), LawError, r"layer must be an int in 0\.\.3, got -1"),
+    ([], lambda m: m.load_weights("a"), LawError, r"layer must be an int in 0\.\.3, got 'a'"),  # type: ignore[arg-type]
     ([], lambda m: m.load_weights(0, 2, 2), LawError, r"shard must lie in 0\.\.num_shards-1, got shard 2 of 2"),
     ([], lambda m: m.load_weights(0, 0, 0), LawError, r"shard must lie in 0\.\.num_shards-1, got shard 0 of 0"),
 ]

@@ -48,9 +48,9 @@ REFUSED: list[tuple[Any, type[LawError], str]] = [
     (None, TensorTypeError, "samples must be integers, got None"),
     ([10**5000], LawError, r"samples must lie in 0..3 .*, got \[a huge number\]"),
     ([10**5000, "a"], TensorTypeError, "samples must be integers, got 'a'"),
-    (range(10**12), LawError, r"samples must lie in 0..3 .*, got \[0, 1, 2, 3, 4, 5, 6, 7\]"),
+    (range(10**12), LawError, r"samples must lie in 0..3 .*, got \[0, 1, 2, 3, 4, 5, \.\.\., 999999999999\]"),
     (range(-1, -(10**12), -2), LawError, "samples must lie in 0..3 .*"),
-    (range(0, 10**12, 3), LawError, r"samples must lie in 0..3 .*, got \[0, 3, 6, 9, 12, 15, 18, 21\]"),
+    (range(0, 10**12, 3), LawError, r"samples must lie in 0..3 .*, got \[0, 3, 6, 9, 12, 15, \.\.\., 999999999999\]"),
     (itertools.count, LawError, r"samples must lie in 0..3 .*, got \[0, 1, 2, 3, 4\]"),
     (
         lambda: itertools.repeat(0),

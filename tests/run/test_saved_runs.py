@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -224,3 +226,25 @@ def test_a_tag_that_json_cannot_hold_is_written_in_words(tmp_path: Path) -> None
     run = mt.simulate(program, world_size=2, num_layers=1, global_batch_size=2, check=False)
     run.save(tmp_path / "run.jsonl")
     assert [event.tag for event in mt.load_run(tmp_path / "run.jsonl").events] == ["frozenset({1})"] * 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "parameters"),
+    [
+        ("1f1b", {}),
+        ("zero3", {"world_size": 16, "global_batch_size": 32, "fold": True}),
+        ("ddp", {"steps": 3}),
+        ("ddp", {"memory_by_kind": True}),
+        ("ddp", {"strict": True}),
+        ("ddp", {"faults": [mt.Fault(rank=1, at_s=1e-3)], "recovery": mt.Recovery(spares=1)}),
+        ("megatron", {"workload": "tiny", "tp": 2}),
+    ],
+)
+def test_a_run_comes_whole_from_another_process(strategy: str, parameters: dict[str, Any]) -> None:
+    run = mt.simulate(strategy, **({"world_size": 4, "global_batch_size": 8} | parameters))
+    for other in (pickle.loads(pickle.dumps(run)), copy.deepcopy(run), copy.copy(run)):
+        assert other == run
+        assert other.summary() == run.summary()
+        assert repr(other) == repr(run)
+        assert other._repr_html_()
+    assert copy.copy(run).prepared is run.prepared
