@@ -58,6 +58,7 @@ from minitrain.machine import load_config
 from minitrain.machine.kernel_device import rates_of
 from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
 from minitrain.operations.event_log import COMPUTE
+from minitrain.run.device_memory import DeviceMemory, device_memory_of
 from minitrain.run.parameters import AUTO
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
@@ -70,7 +71,6 @@ from minitrain.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
-    from minitrain.run.device_memory import DeviceMemory
 
 
 _GIB = 2.0**30
@@ -87,6 +87,7 @@ class Case:
         measured_s: the measured step time, s; None where the table has memory alone.
         measured_bytes: the measured peak memory of a device; None where the table has none.
         memory_kind: what that counts: "allocated", "reserved" or "device" (as nvidia-smi does).
+        is_of_last: whether it is the last stage's, not the fullest device's.
         model: what is trained.
         system: the machine.
         layout: how ranks divide the model.
@@ -103,6 +104,7 @@ class Case:
     measured_s: float | None
     measured_bytes: float | None
     memory_kind: str
+    is_of_last: bool
     model: Transformer
     system: SystemConfig
     layout: Layout
@@ -171,6 +173,7 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
         measured_s=measured_s,
         measured_bytes=None if measured_bytes is None else measured_bytes * memory.get("unit", _GIB),
         memory_kind=memory.get("kind", "allocated"),
+        is_of_last=memory.get("of_last", False),
         model=model,
         system=system,
         layout=layout,
@@ -427,7 +430,7 @@ class Prediction:
     Args:
         seconds: the step time, s.
         terms: what it is made of on the rank that computes longest, s, by the names of `TERMS`.
-        memory: the bytes of the fullest device, by what they count: "allocated", "reserved" and "device".
+        memory: the bytes of the device that is asked for, by what they count: "allocated", "reserved" and "device".
     """
 
     seconds: float
@@ -506,9 +509,7 @@ def _few(case: Case) -> tuple[int, int]:
 def _step(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Prediction:
     """Simulate a step of a case with some microbatches; rows that differ in their number alone share steps."""
     if not _is_automatic(case):
-        return _composed(case, num_microbatches, without) or _predicted(
-            _run(case, num_microbatches, without), case.system
-        )
+        return _composed(case, num_microbatches, without) or _predicted(case, _run(case, num_microbatches, without))
     costs = _pass_costs(case, without)
     timed = _made_for(case, costs, num_microbatches, without)
     held = _made_for(case, (*costs[:4], 1.0), min(num_microbatches, 3 * case.layout.pp), without)  # steady by then
@@ -522,7 +523,7 @@ def _made_for(case: Case, costs: tuple[float, ...], num_microbatches: int, witho
     where the order was made so too.
     """
     options = {**case.options, "pass_costs": costs}
-    return _predicted(_run(replace(case, options=options), num_microbatches, without), case.system)
+    return _predicted(case, _run(replace(case, options=options), num_microbatches, without))
 
 
 def _is_automatic(case: Case) -> bool:
@@ -578,7 +579,7 @@ def _composed(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Pr
     return Prediction(
         spent.step_time,
         dict(zip(TERMS, times, strict=True)),
-        _kinds(fullest_of(columns, case.platform or COMPONENTS), case.system),
+        _kinds(fullest_of(columns, case.platform or COMPONENTS, of_last=case.is_of_last), case.system),
     )
 
 
@@ -624,11 +625,12 @@ def _is_slowed_down(case: Case) -> bool:
     return case.strategy == "megatron" and (is_alone or _is_combined(case))
 
 
-def _predicted(run: Run, system: SystemConfig) -> Prediction:
-    """Return the figures of a run on a system."""
-    memory = run.device_memory
+def _predicted(case: Case, run: Run) -> Prediction:
+    """Return the figures of a run of a case."""
+    last = max(run.class_models, key=lambda model: model._rank)
+    memory = device_memory_of(last) if case.is_of_last else run.device_memory
     assert memory is not None  # a run that was just made has one
-    return Prediction(run.step_time, _terms(run), _kinds(memory, system))
+    return Prediction(run.step_time, _terms(run), _kinds(memory, case.system))
 
 
 def _kinds(memory: DeviceMemory, system: SystemConfig) -> dict[str, float]:

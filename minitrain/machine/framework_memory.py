@@ -69,8 +69,7 @@ Arrays as large as all gradients fit into no block that activations have left, n
 takes from the driver is replayed with the caching allocator's rules, and comes on top of what forward and backward
 have. nanotron's are smaller, so that what these have left is replayed first.
 
-Left out: other releases, and totals on stages without the head where all microbatches go forward before the first one
-comes back.
+Left out: other releases.
 """
 
 from __future__ import annotations
@@ -81,7 +80,7 @@ from types import MappingProxyType
 from typing import Any, Literal, final
 
 from minitrain.machine.caching_allocator import UNLIMITED, AllocatorSettings, Block, CachingAllocator
-from minitrain.workloads.shapes import SavedTensor
+from minitrain.workloads.shapes import SavedTensor, Work
 from minitrain.workloads.workload import PassMode, Recompute
 
 LOGIT_BYTES = 4
@@ -250,14 +249,19 @@ class Place:
         weights: what the rank computes with of it.
         num_parts: parts of a layer.
         num_samples: samples of a microbatch.
+        context: the shards of a sequence that it takes through the whole network; None for all of it.
         num_logits: logits of a microbatch on this rank; 0 where it has no head.
         peak_bytes: the most that its tensors take.
         at_loss_bytes: the most that they take when a loss begins; 0 where there is none.
+        full_at_loss_bytes: the same, with the totals of all gradients, which some frameworks allocate at first.
+        full_forward_bytes: likewise the most in a forward, but for the head's.
         at_update_bytes: what they take when the update begins.
         is_scattered: whether activations between layers are shards of the sequence.
-        is_single: whether a step has one microbatch, whose backward makes the totals that frameworks allocate at first.
+        is_single: whether a step has one microbatch.
         num_in_flight: the most microbatches of which a layer keeps what backward needs.
         recompute: what backward computes again.
+        experts: how copies of tokens go through the rank's experts, a `minitrain.workloads.expert_layers.ExpertPass`;
+            None where they do not travel.
     """
 
     workload: Any
@@ -267,11 +271,15 @@ class Place:
     num_logits: float
     peak_bytes: float
     at_loss_bytes: float
+    full_at_loss_bytes: float
+    full_forward_bytes: float
     at_update_bytes: float
+    context: Any = None
     is_scattered: bool = False
     is_single: bool = False
     num_in_flight: float = 1.0
     recompute: Recompute = "none"
+    experts: Any = None
 
     @property
     def is_sharded(self) -> bool:
@@ -281,9 +289,15 @@ class Place:
     @property
     def work(self) -> Any:
         """Return what the rank does in a pass."""
-        return self.workload.work(
-            self.num_samples, PassMode(num_parts=self.num_parts, sequence_parallel=self.is_scattered)
-        )
+        mode = PassMode(num_parts=self.num_parts, sequence_parallel=self.is_scattered, context=self.context)
+        return self.workload.work(self.num_samples, mode)
+
+    def num_bytes(self, saved: SavedTensor) -> float:
+        """Return what a saved tensor takes on the rank, bytes; of experts, by the copies that have travelled to it."""
+        if self.experts is None or not saved.name.startswith("expert "):
+            return float(saved.num_bytes(self.work))
+        copies_of_token = self.workload.model.experts_per_token
+        return float(self.experts.num_copies * saved.num_bytes(Work(1, 1)) / copies_of_token)
 
     def saved(self, layer: int) -> list[SavedTensor]:
         """Return what a layer keeps for backward, but for logits."""
@@ -447,7 +461,7 @@ def _of_units(place: Place, habits: Habits) -> Iterator[tuple[float, float, bool
 def _expanded(place: Place, layer: int) -> float:
     """Return the bytes of what eager operations keep beside: what gates and experts' inputs make, and grouped heads."""
     found, model = 0.0, place.workload.model
-    saved = {each.name: each.num_bytes(place.work) for each in place.saved(layer)}
+    saved = {each.name: place.num_bytes(each) for each in place.saved(layer)}
     for name, size in saved.items():
         if name.endswith("activation factor"):
             found += size  # the activated gate
@@ -479,7 +493,7 @@ def _units_of(place: Place) -> list[float]:
 def _made_again(place: Place, habits: Habits, layer: int) -> float:
     """Return the bytes that a layer's forward makes and does not keep, which its backward makes again."""
     every, kept = (replace(place, recompute=again).saved(layer) for again in ("none", place.recompute))
-    found = float(sum(each.num_bytes(place.work) for each in every if each not in kept))
+    found = float(sum(place.num_bytes(each) for each in every if each not in kept))
     if habits.expands:
         found += _expanded(replace(place, recompute="none"), layer) - _expanded(place, layer)
     return found + (_sum_over_parts(place) if place.is_scattered else 0.0)
@@ -496,7 +510,8 @@ def _as_allocated(place: Place, habits: Habits, fused_loss: bool) -> Iterator[tu
 
     The peak of a run has the gradient of a unit, of the largest one but the embedding, whose backward comes last. Where
     there is a head it may have logits too, and a total of its own of a table that it shares with the embedding, for
-    which a framework has one.
+    which a framework has one. A framework has all totals in the first forward, a run those of layers whose backward
+    has begun.
     """
     units, logits, sizes = place.workload.units, place.num_logits, place.workload.model.precision
     largest = max((each.gradient_bytes for each in place.weights if units[each.layer].kind != "embedding"), default=0.0)
@@ -506,11 +521,11 @@ def _as_allocated(place: Place, habits: Habits, fused_loss: bool) -> Iterator[tu
     shared = place.workload.table_layers if layers.issuperset(place.workload.table_layers) else ()
     of_table = min((each.gradient_bytes for each in place.weights if each.layer in shared), default=0.0)
     yield place.peak_bytes - of_table - largest - LOGIT_BYTES * logits, in_backward
+    yield place.full_forward_bytes, 0.0
     if logits:
         at_most = _HALF if fused_loss else habits.logit_bytes
         head = max(each.weight_bytes for each in place.weights if units[each.layer].kind == "head")
-        totals = sum(each.gradient_bytes for each in place.weights) if place.is_single else 0.0
-        before = place.at_loss_bytes + totals - of_table - LOGIT_BYTES * logits
+        before = place.full_at_loss_bytes - LOGIT_BYTES * logits
         yield before + min(at_most, LOGIT_BYTES) * logits, max(at_most - LOGIT_BYTES, 0) * logits
         yield before, _HALF * (logits + head / sizes.parameter_bytes) + _input_gradients(place)
         yield before, in_backward
@@ -522,33 +537,32 @@ def _until_its_end(place: Place, habits: Habits) -> Iterator[tuple[float, float]
     gates = {each.layer: _activated_gates(place, each.layer) for each in place.weights}
     in_flight = place.num_in_flight * sum(gates.values())
     if logits:
-        before = place.at_loss_bytes + in_flight - LOGIT_BYTES * logits
-        before += sum(each.gradient_bytes for each in place.weights) if place.is_single else 0.0
+        before = place.full_at_loss_bytes + in_flight - LOGIT_BYTES * logits
         yield before + LOGIT_BYTES * logits, (habits.logit_bytes - LOGIT_BYTES) * logits
     largest = max((each.gradient_bytes for each in place.weights if units[each.layer].kind != "embedding"), default=0.0)
     held = place.peak_bytes + in_flight - largest - LOGIT_BYTES * logits
     for weight in sorted(place.weights, key=lambda each: each.layer, reverse=True):
         held += _HALF * weight.weight_bytes / sizes.parameter_bytes
         yield held, _inner_gradients(place, weight.layer)
-        held -= gates[weight.layer] + sum(each.num_bytes(place.work) for each in place.saved(weight.layer))
+        held -= gates[weight.layer] + sum(place.num_bytes(each) for each in place.saved(weight.layer))
 
 
 def _activated_gates(place: Place, layer: int) -> float:
     """Return the bytes of the activated gate of a microbatch, where it is kept."""
-    return float(sum(each.num_bytes(place.work) for each in place.saved(layer) if each.name == "activation factor"))
+    return float(sum(place.num_bytes(each) for each in place.saved(layer) if each.name == "activation factor"))
 
 
 def _sum_over_parts(place: Place) -> float:
     """Return the bytes of the input that parts gather, or of the sum that they scatter."""
-    model, work = place.workload.model, place.workload.work(place.num_samples, PassMode())
-    return float(work.num_tokens * model.hidden_size * model.precision.activation_bytes)
+    model = place.workload.model
+    return float(place.work.num_tokens * model.hidden_size * model.precision.activation_bytes)
 
 
 def _left_by_backward(place: Place) -> Iterator[int]:
     """Yield the bytes of the blocks that activations and logits have left."""
     yield from [round(LOGIT_BYTES * place.num_logits)] * 2
     for each in place.weights:
-        sizes = [saved.num_bytes(place.work) for saved in place.saved(each.layer)]
+        sizes = [round(place.num_bytes(saved)) for saved in place.saved(each.layer)]
         gate = round(_activated_gates(place, each.layer))
         yield from ([2 * gate] if gate else []) * round(place.num_in_flight)  # both inputs of the activation function
         for size in sizes:
@@ -557,10 +571,8 @@ def _left_by_backward(place: Place) -> Iterator[int]:
 
 def _inner_gradients(place: Place, layer: int) -> float:
     """Return the bytes of the gradient of an activation function's inputs, and what the multiplication before has."""
-    unit = place.workload.units[layer]
-    work = place.workload.work(place.num_samples, PassMode(num_parts=place.num_parts))
-    named = "activation input", "activation factor"
-    found = float(sum(each.num_bytes(work) for each in unit.saved if each.name.endswith(named)))
+    unit, named = place.workload.units[layer], ("activation input", "activation factor")
+    found = sum(place.num_bytes(each) for each in unit.saved if each.name.endswith(named))
     return found + (_input_gradients(place) if unit.kind == "mlp" else 0.0)
 
 
@@ -586,10 +598,18 @@ def _shapes(place: Place) -> set[tuple[int, int]]:
         for projection in place.workload.units[each.layer].projections:
             sizes = {"k": projection.k, "n": projection.n}
             if projection.cut is not None:
-                sizes[projection.cut_dim] = projection.cut.part(sizes[projection.cut_dim], place.num_parts)
+                parts = _parts_of_expert(place) if projection.name.startswith("experts.") else place.num_parts
+                sizes[projection.cut_dim] = projection.cut.part(sizes[projection.cut_dim], parts)
             if projection.name not in ("router", "logits"):
                 found.add((sizes["k"], sizes["n"]))
     return found
+
+
+def _parts_of_expert(place: Place) -> int:
+    """Return the ranks that share an expert: those of a layer, or as many more as there are than experts."""
+    if place.experts is None:
+        return place.num_parts
+    return max(int(place.experts.num_parts) // int(place.workload.model.num_experts), 1)
 
 
 def _taken_by_update(place: Place, habits: Habits) -> tuple[int, int]:

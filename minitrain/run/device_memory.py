@@ -87,6 +87,7 @@ from minitrain.operations import (
     UNITS_PER_ELEMENT,
     MemoryChange,
 )
+from minitrain.workloads.expert_layers import ExpertPass
 from minitrain.workloads.workload import USUAL
 
 BLOCK_BYTES = 512
@@ -252,30 +253,56 @@ def known_platform(predictor: Any) -> Platform:
 def _place_of(model: Any, rows: Sequence[Any], peak_bytes: float) -> Place:
     """Return what a rank's log and stores tell of it."""
     workload = model._runtime_predictor.workload
-    held, kinds = list(model.weights.values()), [unit.kind for unit in workload.units]
-    types, sizes = rows[TYP::STRIDE], list(map(len, rows[SAMPLES::STRIDE]))
+    kinds, modes = [unit.kind for unit in workload.units], model.pass_modes.values()
+    types, layers, sizes = rows[TYP::STRIDE], rows[LAYER::STRIDE], list(map(len, rows[SAMPLES::STRIDE]))
     element_bytes = workload.bytes_per_element / UNITS_PER_ELEMENT
 
     def at(typ: str) -> tuple[int, float]:
-        found = [place for place, each in enumerate(types) if each == typ]
-        noted = max((rows[place * STRIDE + MEMORY] for place in found), default=0)
-        return max((sizes[place] for place in found), default=0), noted * element_bytes
+        noted = zip(types, sizes, rows[MEMORY::STRIDE], strict=True)
+        found = [(size, units * element_bytes) for each, size, units in noted if each == typ]
+        return max((size for size, _ in found), default=0), max((held for _, held in found), default=0.0)
 
     num_samples, at_loss = at("loss")
+    weights = _weights_of(model, workload)
+    full = _with_totals(rows, workload, weights)
+    parts = (getattr(each, "num_parts", 1) for each in model.weights.values() if kinds[each.layer] != "moe")
+    passes = zip(types, layers, sizes, strict=True)  # to experts others' tokens travel: they count last
+    forwards = ((kinds[layer] != "moe", size) for typ, layer, size in passes if typ == "forward")
     return Place(
         workload=workload,
-        weights=_weights_of(model, workload),
-        num_parts=max((getattr(each, "num_parts", 1) for each in held if kinds[each.layer] != "moe"), default=1),
-        num_samples=at("forward")[0],
+        weights=weights,
+        num_parts=max(parts, default=1),
+        num_samples=max(forwards, default=(True, 0))[1],
         num_logits=num_logits(workload, num_samples) / model.parts_of_loss,
         peak_bytes=peak_bytes,
         at_loss_bytes=at_loss,
+        full_at_loss_bytes=full["loss"],
+        full_forward_bytes=full["forward"],
         at_update_bytes=at("update")[1],
-        is_scattered=any(mode.sequence_parallel for mode in model.pass_modes.values()),
+        context=next((mode.context for mode in modes if mode.context is not None), None),
+        is_scattered=any(mode.sequence_parallel for mode in modes),
         is_single=types.count("loss") == 1,
         num_in_flight=_num_in_flight(rows),
         recompute=model._recompute,
+        experts=max(
+            (mode for mode in modes if isinstance(mode, ExpertPass)), key=attrgetter("num_copies"), default=None
+        ),
     )
+
+
+def _with_totals(rows: Sequence[Any], workload: Any, weights: Sequence[HeldWeight]) -> dict[str, float]:
+    """Return the most held in forwards but the head's and at losses, with all totals; a run has some, of tables one."""
+    missing, most = dict.fromkeys((each.layer for each in weights), 0.0), {"forward": 0.0, "loss": 0.0}
+    for each in weights:
+        missing[each.layer] += each.gradient_bytes
+    missing |= dict.fromkeys(workload.table_layers[:1] if missing.keys() >= {*workload.table_layers} else (), 0.0)
+    for typ, layer, noted in zip(rows[TYP::STRIDE], rows[LAYER::STRIDE], rows[MEMORY::STRIDE], strict=True):
+        if typ in ("backward", "backward_weight"):
+            missing.pop(layer, None)
+        elif typ == "loss" or (typ == "forward" and workload.units[layer].kind != "head"):
+            held = noted * workload.bytes_per_element / UNITS_PER_ELEMENT
+            most[typ] = max(most[typ], held + sum(missing.values()))
+    return most
 
 
 def _num_in_flight(rows: Sequence[Any]) -> int:

@@ -13,6 +13,7 @@ from minitrain.evidence import cases
 from minitrain.evidence.cases import TERMS, Case, _composed, _predicted, _run, _step, case_of, predict
 from minitrain.evidence.errors_by_table import TABLES, rows_of, tables_folder
 from minitrain.evidence.rows import LackingError
+from minitrain.run.device_memory import device_memory_of
 from tests.evidence.test_rows import USUAL, case
 
 
@@ -53,7 +54,7 @@ def test_a_step_of_many_microbatches_takes_what_one_of_few_says(changes: dict[st
 )
 def test_steps_of_pieces_are_those_of_simulations(changes: dict[str, str]) -> None:
     found = case(**changes).bare()
-    composed, whole = _composed(found, 4, ()), _predicted(_run(found, 4, ()), found.system)
+    composed, whole = _composed(found, 4, ()), _predicted(found, _run(found, 4, ()))
     assert composed is not None
     assert composed.seconds == whole.seconds
     assert composed.memory == pytest.approx(whole.memory, rel=1e-12)
@@ -98,6 +99,16 @@ def test_leaving_a_term_out_makes_a_step_shorter() -> None:
     whole = predict(found).seconds
     for term in ("elementwise", "transfers", "update", "loss"):
         assert predict(found, (term,)).seconds < whole
+
+
+def test_the_memory_of_the_last_stage_is_that_of_its_device() -> None:
+    sizes = {"mem_gib": "2", "pp": "4", "dp": "2", "recompute": "none"}
+    fullest, last = (case(**sizes, mem_kind=f"allocated{words}") for words in ("", ", last stage"))
+    found = [predict(each).memory["allocated"] for each in (fullest, last)]
+    run = _run(last.bare(), 8, ())
+    whole = device_memory_of(max(run.class_models, key=lambda model: model._rank))
+    assert found == [run.allocated_bytes, pytest.approx(whole.allocated_bytes, rel=1e-12)]
+    assert found[0] > found[1]  # the first stage has more microbatches in flight
 
 
 def test_rows_that_differ_in_microbatches_alone_share_steps() -> None:

@@ -88,6 +88,31 @@ def test_one_microbatch_fills_the_totals_of_several() -> None:
     assert alone.allocated_bytes == several.allocated_bytes
 
 
+def test_totals_are_there_from_the_first_forward_on() -> None:
+    tied, chunks = replace(MODEL, tied_embeddings=True), {"world_size": 2, "pp": 2, "num_chunks": 2}
+    cases: list[dict[str, Any]] = [{"workload": tied}, {**chunks, "workload": replace(MODEL, num_layers=8, seq_len=8)}]
+    for changes in cases:
+        sizes = (changes.get("pp", 1) * times for times in (1, 3))
+        few, many = (memory_of("nemo-h100", **{**changes, "global_batch_size": size}) for size in sizes)
+        assert few.allocated_bytes == pytest.approx(many.allocated_bytes, rel=0.002)  # a third are totals
+
+
+def test_experts_temporaries_are_those_of_the_copies_that_a_rank_gets() -> None:
+    counts: dict[str, Any] = {"num_experts": 8, "experts_per_token": 2, "moe_layers": (0, 1)}
+    model = replace(MODEL, moe_ffn_hidden_size=FFN, vocab_size=512, **counts)
+    sizes = {"world_size": 8, "ep": 8, "tp": 2, "sequence_parallel": True, "global_batch_size": 8}
+    memory = memory_of("nemo-h100", workload=model, **sizes)
+    assert memory.temporary_bytes == 2 * 2 * FFN * TOKENS  # the gradient of gate and up, of as many as it sends
+    matrices = {4 * HIDDEN**2 // 2, 2 * FFN * HIDDEN, FFN * HIDDEN}  # those of an expert whole
+    assert memory.kept_bytes == pytest.approx(2 * sum(matrices), rel=0.001)
+
+
+def test_temporaries_are_those_of_a_shard_of_the_sequence() -> None:
+    small = replace(MODEL, vocab_size=512)
+    whole, shards = (memory_of("nemo-h100", workload=small, world_size=cp, cp=cp) for cp in (1, 4))
+    assert whole.temporary_bytes == 4 * shards.temporary_bytes > 0
+
+
 @pytest.mark.parametrize(
     ("layout", "measured_gib"),  # MooreThreads/SimuMax @1b8ca90, docs/b200/b200_release_v1.2_summary.md
     [

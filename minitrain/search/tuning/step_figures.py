@@ -12,7 +12,7 @@ The peak memory of many layouts at once, from what each piece adds and takes, an
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -375,14 +375,45 @@ def _of_place(columns: layouts.Columns, order: layouts.Order, place: int) -> tup
 def _tensors(columns: layouts.Columns, order: layouts.Order, place: int) -> tuple[Floats, Floats]:
     """Return the most that the tensors of a place take, and the most at the beginning of a step's last backward."""
     base, most = _loaded(columns, place)
+    asked, before, tops = _memory_by_step(columns, order, place, base)
+    last = columns.pp * columns.num_chunks - 1
+    at_loss = [step == (layouts.BACKWARD, last) for step in asked]
+    tensors: Floats = np.maximum(most, (before + tops).max(axis=0, initial=0.0))
+    return tensors, before[at_loss].max(axis=0, initial=0.0)
+
+
+def _memory_by_step(
+    columns: layouts.Columns, order: layouts.Order, place: int, base: Floats
+) -> tuple[list[tuple[int, int]], Floats, Floats]:
+    """Return what each step of a place is, what is held before it, and the most that it adds meanwhile, elements."""
     steps, keys = _steps(order, place)
     rows = [_row(columns, order, key) for key in keys]
     nets, tops = (np.stack(part)[steps] for part in zip(*rows, strict=True))
-    before = np.cumsum(np.vstack([base, nets]), axis=0)[:-1]
-    last = columns.pp * columns.num_chunks - 1
-    at_loss = [keys[step][:2] == (layouts.BACKWARD, last) for step in steps]
-    tensors: Floats = np.maximum(most, (before + tops).max(axis=0, initial=0.0))
-    return tensors, before[at_loss].max(axis=0, initial=0.0)
+    return [keys[step][:2] for step in steps], np.cumsum(np.vstack([base, nets]), axis=0)[:-1], tops
+
+
+def _with_totals(
+    columns: layouts.Columns, order: layouts.Order, place: int, gradients: Mapping[int, float]
+) -> tuple[float, float]:
+    """Return the most at losses and in forwards but the last stage's, with totals of all gradients, bytes.
+
+    Args:
+        columns: the layouts, of which the first is meant.
+        order: their order.
+        place: of which rank.
+        gradients: the totals of each stage, bytes.
+    """
+    asked, before, tops = _memory_by_step(columns, order, place, _loaded(columns, place)[0])
+    missing, at_loss, in_forward = dict(gradients), 0.0, 0.0
+    last, element_bytes = columns.pp * columns.num_chunks - 1, columns.pieces.workload.bytes_per_element
+    for (code, stage), held, top in zip(asked, before[:, 0], tops[:, 0], strict=True):
+        if code == layouts.FORWARD and stage != last:
+            in_forward = max(in_forward, (held + top) * element_bytes + sum(missing.values()))
+        elif code == layouts.BACKWARD:
+            if stage == last:
+                at_loss = max(at_loss, held * element_bytes + sum(missing.values()))
+            missing.pop(stage, None)
+    return float(at_loss), float(in_forward)
 
 
 def _device(columns: layouts.Columns, place: int, column: int) -> DeviceMemory:
@@ -413,10 +444,11 @@ def _buffer_bytes(columns: layouts.Columns, place: int, layout: layouts.Pipeline
     return known.buffer_bytes(getattr(predictor, "system", None), known_platform(predictor))
 
 
-def fullest_of(columns: layouts.Columns, platform: Platform) -> DeviceMemory:
-    """Return what the fullest device of the first layout holds, as a framework allocates."""
+def fullest_of(columns: layouts.Columns, platform: Platform, *, of_last: bool = False) -> DeviceMemory:
+    """Return what the fullest device of the first layout holds, or that of its last place, as a framework allocates."""
     order = layouts.order_of(columns.pp, columns.num_chunks, _num_microbatches(columns), columns.messages)
-    devices = [_filled(columns, order, place, platform) for place in range(columns.pp)]
+    places = range(columns.pp - 1 if of_last else 0, columns.pp)
+    devices = [_filled(columns, order, place, platform) for place in places]
     return max(devices, key=lambda device: device.allocated_bytes)
 
 
@@ -432,6 +464,9 @@ def _filled(columns: layouts.Columns, order: layouts.Order, place: int, platform
     counted = workload.with_one_table(in_shards=False) if has_table else workload
     at_update = [counted.held_bytes(layer, ends.tp) for layer in layers]
     logits = num_logits(workload, passes.microbatch_size) / (passes.tp * passes.cp)
+    totals = dict(zip(layers, (gradient for _, gradient, _ in at_update), strict=True))
+    of_stages = {stage: sum(totals[layer] for layer in layout.stages[stage]) for stage in columns.stages_of(place)}
+    full_at_loss, full_forward = _with_totals(columns, order, place, of_stages)
     known = Place(
         workload=workload,
         weights=[
@@ -443,6 +478,8 @@ def _filled(columns: layouts.Columns, order: layouts.Order, place: int, platform
         num_logits=logits if at_loss else 0.0,
         peak_bytes=tensors,
         at_loss_bytes=at_loss,
+        full_at_loss_bytes=full_at_loss,
+        full_forward_bytes=full_forward,
         at_update_bytes=sum(weight + gradient + state / share for weight, gradient, state in at_update),
         is_scattered=passes.sequence_parallel,
         is_single=columns.num_microbatches * columns.num_chunks == 1,
