@@ -68,6 +68,7 @@ _CONDITIONS = ("strategy", "options", "workload", *_SIZES, "hardware", "priced_b
 _CLOSES = 0.9  # of what the best explanation closes: what a narrower one must close to be named
 _ALIKE = 0.5  # of what an operation has changed: what others must have changed to be of the same cause
 _TRIED = 24  # explanations of each form
+_AT_ONCE = 16  # of these, timed together
 _RATHER_CHANCE = 0.25  # of what is chance: a gap between typical times that is smaller may be chance too
 _LIKE = 3  # ranks with a like operation, from which one may say what is usual
 _BESIDE, _ALONE = 0.5, 0.1  # shares of an operation that communication runs beside
@@ -396,8 +397,8 @@ def _usual_differences(line: Timeline, a: Case, more: Case) -> Floats:
     _, like, size = np.unique(pairs, axis=0, return_inverse=True, return_counts=True)
     like = like.reshape(-1)
     usual = _medians(like, more.durations)
-    names, sparse = np.array([_name_of(line, event) for event in range(line.num_events)]), size[like] < _LIKE
-    lasts = sparse & (a.durations > 0)
+    names, _ = _kinds(line)
+    lasts = (size[like] < _LIKE) & (a.durations > 0)
     for name in np.unique(names[lasts]).tolist():
         same = np.flatnonzero(lasts & (names == name))
         ratios = [np.median(more.durations[on] / a.durations[on]) for on in _by_rank(line, same)]
@@ -521,6 +522,16 @@ def _name_of(line: Timeline, event: int) -> str:
     return f"{typ} of {kind}" if kind else typ
 
 
+def _kinds(line: Timeline) -> tuple[Ints, list[str]]:
+    """Return the kind of each operation, (num_events,): what it is called, as a number of a list of names."""
+    alike = np.column_stack([line.typ, line.layer])
+    _, first, inverse = np.unique(alike, axis=0, return_index=True, return_inverse=True)
+    called = [_name_of(line, event) for event in first.tolist()]
+    names = {name: number for number, name in enumerate(dict.fromkeys(called))}
+    found: Ints = np.array([names[name] for name in called], np.int64)[inverse.reshape(-1)]
+    return found, list(names)
+
+
 def _numbers(word: str, numbers: Sequence[int]) -> str:
     """Return numbers in words: "layers 3 to 30", "ranks 1, 4"."""
     if not numbers:
@@ -541,7 +552,7 @@ class _Explanations:
 
     def __init__(self, program: Moments, line: Timeline, a: Case, b: Case, by_event: Floats) -> None:
         self._program, self._line, self._a, self._b, self._by_event = program, line, a, b, by_event
-        self._meeting: list[int] = first_events(line).tolist()
+        self._meeting = first_events(line)
 
     def best(self, step_time: float) -> Explanation | None:
         """Return the group of the fewest operations that closes most of the gap; None if none closes half of it.
@@ -591,53 +602,56 @@ class _Explanations:
 
     def _with_times_of_a(self, groups: Sequence[Bools]) -> Floats:
         """Return the step time of B with the durations and lags of A in each group, s, (num_groups,)."""
-        steps, count = [], self._program.num_events
-        for chosen in groups:
-            durations = np.where(chosen, self._a.durations, self._b.durations)
-            lags = self._b.lags.copy()
-            both = np.concatenate([chosen, chosen])
-            lags[: 2 * count][both] = self._a.lags[: 2 * count][both]
-            steps.append(float(self._program.step_times(durations[:, None], lags[:, None])[0]))
-        return np.array(steps)
+        found = [self._steps_at_once(groups[low : low + _AT_ONCE]) for low in range(0, len(groups), _AT_ONCE)]
+        return np.concatenate(found)
+
+    def _steps_at_once(self, groups: Sequence[Bools]) -> Floats:
+        """Return the step times of a few groups."""
+        chosen, a, b = np.stack(groups, axis=1), self._a, self._b
+        durations = np.where(chosen, a.durations[:, None], b.durations[:, None])
+        both = np.concatenate([chosen, chosen, np.zeros((len(b.lags) - 2 * len(chosen), len(groups)), bool)])
+        return self._program.step_times(durations, np.where(both, a.lags[:, None], b.lags[:, None]))
 
     def _candidates(self) -> list[tuple[str, str, Bools]]:
         """Return form, words and operations of the groups with the largest parts of the gap."""
-        line, found = self._line, []
-        own = ~line.loading
-        for form, keys in self._keys().items():
-            sums: dict[Hashable, float] = {}
-            members: dict[Hashable, list[int]] = {}
-            for event, of in enumerate(keys):
-                for key in of:
-                    members.setdefault(key, []).append(event)
-            for event in np.flatnonzero(self._by_event).tolist():
-                for key in keys[event]:
-                    sums[key] = sums.get(key, 0.0) + float(self._by_event[event])
-            sign = np.sign(sum(sums.values()))
-            largest = sorted((key for key in sums if sums[key] * sign > 0), key=lambda key: -abs(sums[key]))[:_TRIED]
-            for key in largest:
-                chosen = np.zeros_like(own)
-                chosen[members[key]] = own[members[key]]
-                found.append((form, self._words(form, key, chosen), chosen))
+        own, found = ~self._line.loading, []
+        for form, group in self._groups().items():
+            counts = np.flatnonzero((self._by_event != 0) & (group >= 0))
+            sums = np.bincount(group[counts], self._by_event[counts])
+            by_name, first = np.unique(group[counts], return_index=True)
+            names = by_name[np.argsort(first)].tolist()
+            sign = np.sign(sum(sums[names].tolist()))
+            largest = sorted((name for name in names if sums[name] * sign > 0), key=lambda name: -abs(sums[name]))
+            for name in largest[:_TRIED]:
+                chosen = own & (group == name)
+                found.append((form, self._words(form, int(np.argmax(group == name)), chosen), chosen))
         return found
 
-    def _keys(self) -> dict[str, list[tuple[Hashable, ...]]]:
-        """Return, by form, the groups that each operation is in."""
-        line, count = self._line, self._line.num_events
-        names = [_name_of(line, event) for event in range(count)]
-        ranks, layers = line.rank.tolist(), line.layer.tolist()
-        links = [self._link(event) for event in range(count)]
-        computes = line.computes.tolist()
+    def _groups(self) -> dict[str, Ints]:
+        """Return, by form, the number of the group that each operation is in; -1 where it is in none."""
+        line, (kind, names) = self._line, _kinds(self._line)
+        computes, layer = line.computes, line.layer - line.layer.min(initial=0)
+        in_layer = line.layer != NO_LAYER
         return {
-            "all": [("computing" if c else "communication",) for c in computes],
-            "operation": [(meeting,) for meeting in self._meeting],
-            "kind": [(name,) for name in names],
-            "kind on a rank": [((n, r),) if c else () for n, r, c in zip(names, ranks, computes, strict=True)],
-            "kind of a layer": [((n, k),) if k != NO_LAYER else () for n, k in zip(names, layers, strict=True)],
-            "layer": [(k,) if k != NO_LAYER else () for k in layers],
-            "rank": [(r,) if c else () for r, c in zip(ranks, computes, strict=True)],
-            "link": [() if link is None else (link,) for link in links],
+            "all": computes.astype(np.int64),
+            "operation": self._meeting,
+            "kind": kind,
+            "kind on a rank": np.where(computes, line.rank * len(names) + kind, -1),
+            "kind of a layer": np.where(in_layer, layer * len(names) + kind, -1),
+            "layer": np.where(in_layer, layer, -1),
+            "rank": np.where(computes, line.rank, -1),
+            "link": self._links,
         }
+
+    @cached_property
+    def _links(self) -> Ints:
+        """Between whom each communication is, as a number; -1 of others."""
+        alike = np.column_stack([self._line.stream, self._line.rank, self._line.peer])
+        _, first, inverse = np.unique(alike, axis=0, return_index=True, return_inverse=True)
+        links = [self._link(event) for event in first.tolist()]
+        numbers = {link: number for number, link in enumerate(dict.fromkeys(filter(None, links)))}
+        found: Ints = np.array([numbers.get(link, -1) for link in links], np.int64)[inverse.reshape(-1)]
+        return found
 
     def _link(self, event: int) -> Hashable:
         """Return between whom a communication is; None of others."""
@@ -647,28 +661,30 @@ class _Explanations:
         stream = line.streams[line.stream[event]]
         return (stream.group or ("all ranks",)) if stream.kind == COMM else None
 
-    def _words(self, form: str, key: Any, chosen: Bools) -> str:
-        """Return a group in words."""
-        line = self._line
+    def _words(self, form: str, event: int, chosen: Bools) -> str:
+        """Return the group of an operation in words."""
+        line, name = self._line, _name_of(self._line, event)
+        rank, layer = line.rank_name(int(line.rank[event])), int(line.layer[event])
         if form == "operation":
             event = int(np.flatnonzero(chosen)[0])
-            layer = _numbers("layer", _distinct(line.layer[chosen], NO_LAYER))
+            layers = _numbers("layer", _distinct(line.layer[chosen], NO_LAYER))
             ranks = _numbers("rank", _distinct(line.rank[chosen]))
             place = f"event {event - line.starts[line.rank[event]]} there"
-            return f"one {_name_of(line, event)} ({', '.join(text for text in (layer, ranks, place) if text)})"
+            return f"one {_name_of(line, event)} ({', '.join(text for text in (layers, ranks, place) if text)})"
         if form == "all":
-            return f"all {key}"
+            return f"all {'computing' if line.computes[event] else 'communication'}"
         if form == "kind":
-            return f"{key} on all ranks"
+            return f"{name} on all ranks"
         if form == "kind on a rank":
-            return f"{key[0]} on rank {line.rank_name(key[1])}"
+            return f"{name} on rank {rank}"
         if form == "kind of a layer":
-            return f"{key[0]} of {line.layer_name(key[1])}"
+            return f"{name} of {line.layer_name(layer)}"
         if form == "layer":
-            return f"all of {line.layer_name(key)}"
+            return f"all of {line.layer_name(layer)}"
         if form == "rank":
-            return f"all computing of rank {line.rank_name(key)}"
-        return f"communication among {'all ranks' if key == ('all ranks',) else _numbers('rank', key)}"
+            return f"all computing of rank {rank}"
+        link: Any = self._link(event)
+        return f"communication among {'all ranks' if link == ('all ranks',) else _numbers('rank', link)}"
 
 
 # --- runs of different programs ----------------------------------------------------------------------------------
