@@ -256,7 +256,9 @@ def tune(
         )
         if html is not None:
             progress.say("drawing the best layouts")
-            found.write_html(html)
+            found.write_html(
+                html, progress=lambda done, total: progress.say(f"drew {done} of the best {total} layouts")
+            )
     if given.as_json:
         print_json(found.rows)
     else:

@@ -398,18 +398,23 @@ _LISTED = 50  # of these, in the table at a time
 _AXES = ("step s", "GiB", "MFU %")
 
 
-def write_tuning_page(path: Path, tuning: Findings, pictures: int) -> Path:
+def write_tuning_page(path: Path, tuning: Findings, pictures: int, progress: Callable[[int, int], None]) -> Path:
     """Write the page and return its path.
 
     Args:
         path: where to.
         tuning: the search.
         pictures: how many of the best are simulated once more.
+        progress: called with how many of them are drawn, and of how many.
     """
     said = [tuning.verdicts(), *tuning.others(distinct(tuning.ranked)[:_NAMED])]
     caption = "All configurations with figures: the strongest blue is the quickest, grey does not fit"
     why = f"<details><summary>What was not priced, and why</summary><ul>{''.join(_reasons(tuning))}</ul></details>\n"
-    return write_page(path, _title(tuning), _configurations(tuning, pictures), said, caption, why)
+    drawn, count = list[dict[str, Any]](), min(pictures, len(distinct(tuning.ranked)))
+    for one in tuning.of_best(_drawn, count):
+        drawn.append(one)
+        progress(len(drawn), count)
+    return write_page(path, _title(tuning), _configurations(tuning, drawn), said, caption, why)
 
 
 def _title(tuning: Findings) -> str:
@@ -436,7 +441,7 @@ def _general(reason: str) -> str:
     return " ".join("..." if any(sign.isdigit() for sign in word) else word for word in reason.split())
 
 
-def _configurations(tuning: Findings, pictures: int) -> Configurations:
+def _configurations(tuning: Findings, drawn: Sequence[dict[str, Any]]) -> Configurations:
     """Return what the page shows of the search."""
     rows = [row for row in tuning.rows if row["step_time_s"] is not None]
     order = {id(row): place for place, row in enumerate(rows)}
@@ -455,7 +460,7 @@ def _configurations(tuning: Findings, pictures: int) -> Configurations:
         x="GiB",
         listed=_LISTED,
         front=sorted(order[id(row)] for row in tuning.front),
-        drawn=dict(enumerate(_drawn(tuning, pictures))),
+        drawn=dict(enumerate(drawn)),
     )
 
 
@@ -466,18 +471,12 @@ def _varied(rows: Sequence[Row]) -> dict[str, list[str]]:
     return {name: found for name, found in texts.items() if len(set(found)) > 1}
 
 
-def _drawn(tuning: Findings, pictures: int) -> list[dict[str, Any]]:
-    """Return where the time of the best goes, and what their ranks do."""
-    found = []
-    for row in distinct(tuning.ranked)[:pictures]:
-        choice = tuning.choice(row)
-        run = choice.simulate(check=False)
-        spending = Spending.of_run(choice, run)
-        found.append(
-            {
-                "parts": {name: round(seconds, 9) for name, seconds in spending.parts().items()},
-                "memory": {kind: round(size / GIB, 4) for kind, size in spending.memory_bytes.items() if size},
-                "picture": picture_of(run) if sum(map(len, run.class_logs)) <= MOST_EVENTS else None,
-            }
-        )
-    return found
+def _drawn(choice: Choice) -> dict[str, Any]:
+    """Return where the time of a layout goes, and what its ranks do."""
+    run = choice.simulate(check=False)
+    spending = Spending.of_run(choice, run)
+    return {
+        "parts": {name: round(seconds, 9) for name, seconds in spending.parts().items()},
+        "memory": {kind: round(size / GIB, 4) for kind, size in spending.memory_bytes.items() if size},
+        "picture": picture_of(run) if sum(map(len, run.class_logs)) <= MOST_EVENTS else None,
+    }

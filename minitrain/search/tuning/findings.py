@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, final
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
 
 from minitrain.errors import UsageError, require_count
 from minitrain.files import StrPath, read_json, shown
@@ -24,10 +24,23 @@ from minitrain.run.rank_tasks import prepare
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.search.tuning.problem import Candidate, Machine, unequal_stages
-from minitrain.search.tuning.search import FITS, VERDICTS, Row, Search, front_of, memory_of, options_of, ranked, row_of
+from minitrain.search.tuning.search import (
+    FITS,
+    VERDICTS,
+    Row,
+    Search,
+    distinct,
+    front_of,
+    memory_of,
+    options_of,
+    ranked,
+    row_of,
+)
 
 if TYPE_CHECKING:
     from minitrain.workloads.exchange.recipe import Recipe
+
+T = TypeVar("T")
 
 
 @final
@@ -218,6 +231,10 @@ class Findings:
     def _place_of(self) -> dict[int, int]:
         """The place of each row, by its identity."""
         return {id(row): place for place, row in self._search.rows.items()}
+
+    def of_best(self, function: Callable[[Choice], T], count: int) -> Iterator[T]:
+        """Yield what a function returns for each of the best choices, of those with equal figures one."""
+        return self._search.each(function, [(self.choice(row),) for row in distinct(self.ranked)[:count]])
 
     def most_bytes(self, machine: Machine) -> float:
         """Return how much memory a rank may use on a machine, bytes."""

@@ -19,8 +19,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from concurrent.futures import Executor, Future
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
+from itertools import starmap
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import numpy as np
 
@@ -39,6 +40,8 @@ from minitrain.search.tuning.layouts import Columns, Pipeline, Structure
 from minitrain.search.tuning.problem import Candidate, Machine, TuningProblem
 from minitrain.search.tuning.step_figures import peaks_of, steps_of
 from minitrain.workloads.workload import MODULES, Recompute, as_recompute, is_less, modules_within
+
+T = TypeVar("T")
 
 MOST_COLUMNS = 512
 
@@ -651,6 +654,17 @@ class Search:
             for future in in_flight:
                 future.cancel()
             raise
+
+    def each(self, function: Callable[..., T], tasks: Sequence[tuple[Any, ...]]) -> Iterator[T]:
+        """Yield what a function returns for each task, in their order: made on workers, if the search had some."""
+        if "_workers" not in self.__dict__:
+            yield from starmap(function, tasks)
+            return
+        with workers_of(self.executor, self.jobs, [one.strategy for one in self.candidates]) as (workers, _):
+            futures = [workers.submit(function, *task) for task in tasks]
+            for future in futures:
+                first_done(workers, [future])
+                yield result_of(future)
 
     def _has_place(self, in_flight: Collection[Any]) -> bool:
         """Return whether more can be begun."""

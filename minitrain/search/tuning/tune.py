@@ -55,16 +55,19 @@ class Tuning(Findings):
         """
         return data_frame(self.rows)
 
-    def write_html(self, path: StrPath, pictures: int = 10) -> Path:
+    def write_html(
+        self, path: StrPath, pictures: int = 10, progress: Callable[[int, int], None] = lambda *_: None
+    ) -> Path:
         """Write a page that opens without internet: parallel coordinates, the front, and any layout at a click.
 
         Args:
             path: where to.
-            pictures: how many of the best are drawn.
+            pictures: how many of the best are drawn: each is simulated once more, on workers if the search had some.
+            progress: called with how many are drawn, and of how many.
         """
         from minitrain.search.tuning.explanation import write_tuning_page  # noqa: PLC0415  (only when somebody looks)
 
-        return write_tuning_page(Path(path), self, pictures)
+        return write_tuning_page(Path(path), self, pictures, progress)
 
     def __repr__(self) -> str:
         if not self.ranked:

@@ -262,6 +262,16 @@ def test_the_page_holds_every_priced_configuration_and_draws_the_best(pages: str
     assert "must be a multiple of tp x pp" in pages
 
 
+def test_workers_draw_the_same_page_and_how_far_they_are_is_said(tmp_path: Path) -> None:
+    news = []
+    given = {**_GIVEN, "space": {"pp": [1, 2], "tp": [1], "microbatch_size": [1]}, "strategies": "megatron"}
+    with ThreadPoolExecutor(2) as executor:
+        found = mt.tune(SMALL, **given, executor=executor)
+        page = found.write_html(tmp_path / "a.html", 3, lambda *drawn: news.append(drawn)).read_text()
+    assert news == [(1, 3), (2, 3), (3, 3)]
+    assert page == mt.tune(SMALL, **given).write_html(tmp_path / "b.html", 3).read_text()
+
+
 def test_the_page_says_of_a_strategy_without_layouts_on_it_what_became_of_them(tmp_path: Path) -> None:
     space = {"pp": [5], "tp": [1], "microbatch_size": [1]}
     found = mt.tune(SMALL, **{**_GIVEN, "space": space}, strategies=["fsdp", "megatron"])
