@@ -12,7 +12,6 @@ Open `platform` first, then `fair_sharing`.
 | `fair_sharing` | the rate of each flow on shared links, transfers and collectives, events at exact moments |
 | `platform` | the platform, and what it did as event logs |
 | `scenario` | files of hardware and tasks with arrival times |
-| `queueing` | closed forms of queues: latencies of M/M/c and M/D/1 |
 """
 
 from minitrain.machine.platform.links import ClusterLinks as ClusterLinks

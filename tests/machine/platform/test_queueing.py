@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from minitrain.cli import app
 from minitrain.errors import UsageError
-from minitrain.machine.platform.queueing import md1_latency_s, mmc_latency_s, waiting_probability
 from minitrain.machine.platform.scenario import Scenario
+from tests.machine.platform.queueing import md1_latency_s, mmc_latency_s, waiting_probability
 
 
 def test_one_exponential_server_has_exponential_latencies() -> None:
