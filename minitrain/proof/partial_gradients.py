@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,6 +135,23 @@ class PartialGrad:
         return crossed[0]
 
 
+def not_summed(layer: str) -> LawError:
+    """Return the error of who uses the gradient of a part before what all parts hold is known."""
+    return LawError(
+        f"the gradient of what all parts of {layer} hold (norms, router, biases) is not known before the gradient of "
+        "its input is summed over the parts; all_reduce that over the ranks that hold the parts first (or "
+        "reduce_scatter it, if its input was gathered from shards of the sequence)"
+    )
+
+
+def no_first_half(layer: str) -> LawError:
+    """Return the error of a `backward_weight` without what it goes on from."""
+    return LawError(
+        f"backward_weight of layer {layer} needs what backward_input made of the same gradient for the same samples on "
+        "the same rank; call backward_input first, and backward_weight once after it"
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class PartGrad:
     """The gradient of the weights of one part, or of several in the middle of a sum over parts.
@@ -161,11 +178,7 @@ class PartGrad:
         total = self.own
         for border in self.awaited:
             if border.common is None:
-                raise LawError(
-                    f"the gradient of what all parts of {border.unit.name} hold (norms, router, biases) is not known "
-                    "before the gradient of its input is summed over the parts; all_reduce that over the ranks that "
-                    "hold the parts first (or reduce_scatter it, if its input was gathered from shards of the sequence)"
-                )
+                raise not_summed(border.unit.name)
             total = total + units.flattened(border.common, border.unit, border.weights.part)
         return total
 
@@ -223,11 +236,7 @@ class PendingHalves(Generic[T]):
         """
         half = self._kept.pop((layer, samples), None)
         if half is None or not is_right(half):
-            raise LawError(
-                f"backward_weight of layer {layer} ({self._problem.units[layer].name}) needs what backward_input made "
-                "of the same gradient for the same samples on the same rank; call backward_input first, and "
-                "backward_weight once after it"
-            )
+            raise no_first_half(f"{layer} ({self._problem.units[layer].name})")
         return half
 
 
@@ -235,20 +244,45 @@ Origin = tuple[int, int, int]
 """Where copies come from: a sample, the first of a rank's shards of its sequence, and the piece of these shards."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Copies:
-    """The numbers of copies of tokens, or of what experts made of them.
+@dataclass(slots=True, eq=False)
+class OfOrigins:
+    """Copies of tokens, or what experts made of them, or their gradients, whatever the library of their arrays.
 
     Args:
         rows: copies x hidden_size, by origin and expert.
     """
 
-    rows: Mapping[Origin, Mapping[int, Array]]
+    rows: Mapping[Origin, Mapping[int, Any]]
 
-    def add(self, other: Copies) -> Copies:
+    @classmethod
+    def routed(cls, done: Computed, tokens: Any, taken: Any, num_experts: int) -> Self:
+        """Return the copies that a router makes of some samples.
+
+        Args:
+            done: the routing.
+            tokens: samples x positions x hidden_size.
+            taken: samples x positions x experts: which experts take a token.
+            num_experts: of the layer.
+        """
+        sequence = done.made.sequence
+        first, (piece,) = min(sequence.shards), sequence.pieces
+        rows = {
+            (sample, first, piece): {expert: tokens[place][taken[place, :, expert]] for expert in range(num_experts)}
+            for place, sample in enumerate(sorted(done.inp.samples))
+        }
+        return cls(rows)
+
+    def add(self, other: OfOrigins) -> Self:
         """Return the copies of both, of other samples or other experts."""
         origins = sorted({*self.rows, *other.rows})
-        return Copies({origin: {**self.rows.get(origin, {}), **other.rows.get(origin, {})} for origin in origins})
+        rows = {origin: {**self.rows.get(origin, {}), **other.rows.get(origin, {})} for origin in origins}
+        return type(self)(rows)
+
+
+class Copies(OfOrigins):
+    """Copies of tokens in arrays."""
+
+    __slots__ = ()
 
     def of(self, samples: Set[int], sequence: SequencePart, experts: range) -> Copies:
         """Return the copies of some samples, and a part of their sequences, for some experts."""
@@ -328,39 +362,19 @@ class DividedExperts:
             for result in results
         ]
 
-    def _require_capacity(self, capacity_factor: float | None) -> None:
-        """Require the capacity that one device is computed with.
-
-        Raises:
-            UsageError: it is another one.
-        """
-        if capacity_factor != self.problem.capacity_factor:
-            raise UsageError(
-                f"capacity_factor ({capacity_factor}) of the strategy must be that of what is trained "
-                f"({self.problem.capacity_factor}), where tokens carry numbers; give "
-                f"numerics=TransformerProblem(model, capacity_factor={capacity_factor})",
-                capacity_factor=capacity_factor,
-            )
-
     def route(self, done: Computed, x: Tokens, weight: Flat) -> Copies:
         """Return the copies of tokens that the router makes, and tell the model how many it drops."""
-        self._require_capacity(done.named.get("capacity_factor"))
-        layer, samples, sequence = done.layer, done.inp.samples, done.made.sequence
+        require_capacity(done, self.problem.capacity_factor)
+        layer = done.layer
         weights = units.by_name(weight.values, self.problem.units[layer], _part_of(weight))
         inner = self._moe.before(weights, x)
         tokens, routing = self._moe.split(inner.values)[0], self._moe.routing(weights, inner)
-        self._routed[layer, samples] = _Routed(weights, x, tokens, routing)
+        self._routed[layer, done.inp.samples] = _Routed(weights, x, tokens, routing)
         counts = routing.counts()
         self.copies_by_expert[layer] = self.copies_by_expert.get(layer, np.zeros_like(counts)) + counts
-        everybody = range(self.problem.model.num_experts)
-        first, (piece,) = min(sequence.shards), sequence.pieces
-        rows = {
-            (sample, first, piece): {expert: tokens[place][routing.taken[place, :, expert]] for expert in everybody}
-            for place, sample in enumerate(sorted(samples))
-        }
         self._num_dropped += routing.num_dropped
         done.model._dropped_copies = self._num_dropped
-        return Copies(rows)
+        return Copies.routed(done, tokens, routing.taken, self.problem.model.num_experts)
 
     def forward(self, layer: int, copies: Copies, weight: Flat) -> Copies:
         """Return what experts make of copies of tokens."""
@@ -462,6 +476,21 @@ class DividedExperts:
         unit = self.problem.units[layer]
         return Flat(
             units.flattened({name: arrays[name] for name in units.trained(unit).intersection(arrays)}, unit, part), part
+        )
+
+
+def require_capacity(done: Computed, trained: float | None) -> None:
+    """Require of a routing the capacity of experts that is trained with.
+
+    Raises:
+        UsageError: it is another one.
+    """
+    given = done.named.get("capacity_factor")
+    if given != trained:
+        raise UsageError(
+            f"capacity_factor ({given}) of the strategy must be that of what is trained ({trained}), where tokens "
+            f"carry numbers; give numerics=TransformerProblem(model, capacity_factor={given})",
+            capacity_factor=given,
         )
 
 

@@ -22,6 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from minitrain.engine.model import Model
@@ -260,7 +261,25 @@ def keeping_totals(models: Sequence[Model]) -> Iterator[None]:
 
 
 @dataclass(frozen=True, repr=False)
-class SummaryRun(Run):
+class EventlessRun(Run):
+    """A run whose own events cannot be read, so that there is no picture of it."""
+
+    @property
+    def keeps_events(self) -> bool:
+        """Whether the logs can be read."""
+        return False
+
+    def _picture_html(self) -> str:
+        """Return no picture: it would need every event."""
+        return ""
+
+    def _timeline_html(self) -> str:
+        """Return no timeline, for the same reason."""
+        return ""
+
+
+@dataclass(frozen=True, repr=False)
+class SummaryRun(EventlessRun):
     """A run whose `logs` know their length and their totals; to read an event of them is an error."""
 
     @property
@@ -319,19 +338,6 @@ class SummaryRun(Run):
         if not self.loads_alike:
             return self._without_loading._passes
         return [passes for totals in self._totals if (passes := totals.passing.passes) is not None]
-
-    @property
-    def keeps_events(self) -> bool:
-        """Whether the logs can be read: they hold totals."""
-        return False
-
-    def _picture_html(self) -> str:
-        """Return no picture: it would need every event."""
-        return ""
-
-    def _timeline_html(self) -> str:
-        """Return no timeline, for the same reason."""
-        return ""
 
 
 LEAST_STEPS = 6
@@ -481,7 +487,7 @@ def _further(shorter: Any, longer: Any, times: int) -> Any:
 
 
 @dataclass(frozen=True, repr=False)
-class LongRun(Run):
+class LongRun(EventlessRun):
     """A loop of alike steps, of which some were simulated: figures without events.
 
     Args:
@@ -500,44 +506,10 @@ class LongRun(Run):
     num_steps: int = field(default=0, repr=False, compare=False)
     period: int = field(default=1, repr=False, compare=False)
 
-    def _of_both(self, name: str) -> Any:
-        """Return a figure that is a sum over events, or a clock after them."""
-        return _further(getattr(self.shorter, name), getattr(self.longer, name), self.times)
-
-    @property
-    def keeps_events(self) -> bool:
-        """Whether the logs can be read: those of `longer` can."""
-        return False
-
-    @property
-    def is_folded(self) -> bool:
-        """Whether one rank of each class of ranks that do the same was simulated."""
-        return self.longer.is_folded
-
-    @property
-    def class_models(self) -> Sequence[Any]:
-        """The models that were simulated."""
-        return self.longer.class_models
-
     @property
     def num_events(self) -> int:
         """Number of events of all ranks."""
-        return int(self._of_both("num_events"))
-
-    @cached_property
-    def load_time(self) -> float:
-        """When the weights of all ranks are there, s."""
-        return self.longer.load_time
-
-    @cached_property
-    def loads_alike(self) -> bool:
-        """Whether the weights of all ranks are there at the same time."""
-        return self.longer.loads_alike
-
-    @cached_property
-    def last_clock(self) -> float:
-        """The latest final clock of all ranks, s."""
-        return float(self._of_both("last_clock"))
+        return int(_further(self.shorter.num_events, self.longer.num_events, self.times))
 
     @property
     def clocks(self) -> Sequence[float]:
@@ -545,38 +517,10 @@ class LongRun(Run):
         return [*map(_further, self.shorter.clocks, self.longer.clocks, repeat(self.times))]
 
     @cached_property
-    def step_time(self) -> float:
-        """From the end of loading to the latest final clock of all ranks, s."""
-        return float(self._of_both("step_time"))
-
-    @cached_property
     def breakdown(self) -> Breakdown:
         """The split of each rank's step time into computing, exposed communication and waiting, s."""
         ranks = map(_further, self.shorter.breakdown.ranks, self.longer.breakdown.ranks, repeat(self.times))
         return replace(self.longer.breakdown, step_time_s=self.step_time, ranks=list(ranks))
-
-    @cached_property
-    def by_type(self) -> dict[str, TypeTotal]:
-        """Number of events of each type on all ranks, and the time that they worked, s."""
-        found: dict[str, TypeTotal] = self._of_both("by_type")
-        return found
-
-    @cached_property
-    def communication_by_axis(self) -> dict[str, AxisTotal]:
-        """What a rank communicates along each axis, on average."""
-        found: dict[str, AxisTotal] = self._of_both("communication_by_axis")
-        return found
-
-    @cached_property
-    def _passes(self) -> list[PassTime]:
-        """When each rank passes microbatches through its layers."""
-        found: list[PassTime] = self._of_both("_passes")
-        return found
-
-    @cached_property
-    def peak_watts(self) -> float | None:
-        """The most that all devices draw together at any moment, W."""
-        return self.longer.peak_watts
 
     @cached_property
     def round(self) -> Steps | None:
@@ -597,10 +541,13 @@ class LongRun(Run):
         middle = [long[first + place % again] + place // again * block for place in between]
         return [*long[:first], *middle, *(begun + self.times * block for begun in short[first:])]
 
-    def _picture_html(self) -> str:
-        """Return no picture: it would need every event."""
-        return ""
 
-    def _timeline_html(self) -> str:
-        """Return no timeline, for the same reason."""
-        return ""
+def _of_both(name: str) -> property:
+    """Return a figure that is a sum over events, or a clock after them."""
+    return property(lambda run: _further(getattr(run.shorter, name), getattr(run.longer, name), run.times))
+
+
+for _name in ("last_clock", "step_time", "by_type", "communication_by_axis", "_passes"):
+    setattr(LongRun, _name, _of_both(_name))
+for _name in ("is_folded", "class_models", "load_time", "loads_alike", "peak_watts"):
+    setattr(LongRun, _name, property(attrgetter(f"longer.{_name}")))

@@ -19,6 +19,7 @@ import torch
 from minitrain.engine.observers import Computed
 from minitrain.errors import LawError
 from minitrain.proof.compression import matrices, orthonormal
+from minitrain.proof.partial_gradients import OfOrigins, Origin
 from minitrain.proof.units import Part, made_here
 from minitrain.tensors import placed
 from minitrain.tensors.compressed import CODES, Compressor, PowerSGD, Quantised, Shapes, TopK
@@ -376,26 +377,15 @@ def merge_statistics(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     return torch.stack([highest, total, one[2] + other[2]])
 
 
-Origin = tuple[int, int, int]
-"""Where copies come from: a sample, the first of a rank's shards of its sequence, and the piece of these shards."""
-
-
 @dataclass(slots=True, eq=False)
-class Copies:
-    """The numbers of copies of tokens, or of what experts made of them, or their gradients.
+class Copies(OfOrigins):
+    """Copies of tokens in torch's tensors.
 
     Args:
-        rows: copies x hidden_size, by origin and expert.
         kept: what the experts have kept for their backward.
     """
 
-    rows: Mapping[Origin, Mapping[int, torch.Tensor]]
     kept: Any = None
-
-    def add(self, other: Copies) -> Copies:
-        """Return the copies of both, of other samples or other experts."""
-        origins = sorted({*self.rows, *other.rows})
-        return Copies({origin: {**self.rows.get(origin, {}), **other.rows.get(origin, {})} for origin in origins})
 
     @property
     def experts(self) -> list[int]:

@@ -21,8 +21,7 @@ import torch
 
 from minitrain.engine.observers import Computed
 from minitrain.engine.placed_passes import mode_of
-from minitrain.errors import LawError, UsageError
-from minitrain.proof.partial_gradients import PartialGrad
+from minitrain.proof.partial_gradients import PartialGrad, no_first_half, not_summed, require_capacity
 from minitrain.proof.units import WHOLE, Part
 from minitrain.tensors import Weight
 from minitrain.training.contents import Attended, Copies, Flat, KeysValues, Logits, Positions, Rows, are_same, part_of
@@ -87,11 +86,7 @@ class Border:
             LawError: the sum has not crossed.
         """
         if self.common is None:
-            raise LawError(
-                f"the gradient of what all parts of {self.name} hold (norms, router, biases) is not known before the "
-                "gradient of its input is summed over the parts; all_reduce that over the ranks that hold the parts "
-                "first (or reduce_scatter it, if its input was gathered from shards of the sequence)"
-            )
+            raise not_summed(self.name)
         values[self.places] += self.common
 
 
@@ -280,10 +275,7 @@ class DividedArithmetic(Arithmetic):
             return super().backward_weight(done, x, grad, weight)
         kept = self._kept(done, x, weight)
         if kept.halfway is None:
-            raise LawError(
-                f"backward_weight of layer {done.layer} needs what backward_input made of the same gradient for the "
-                "same samples on the same rank; call backward_input first, and backward_weight once after it"
-            )
+            raise no_first_half(str(done.layer))
         border, rows = kept.halfway
         (of_weight,) = kept.inside.backward(values, [rows.values], 0)
         return _awaiting(border, self._gradient(done, of_weight))
@@ -377,29 +369,15 @@ class DividedArithmetic(Arithmetic):
         Raises:
             UsageError: the strategy's capacity of experts is not that of what is trained.
         """
-        rule, given = self.net.rule, done.named.get("capacity_factor")
-        if given != rule.capacity_factor:
-            raise UsageError(
-                f"capacity_factor ({given}) of the strategy must be that of what is trained ({rule.capacity_factor}), "
-                f"where tokens carry numbers; give numerics=TransformerProblem(model, capacity_factor={given})",
-                capacity_factor=given,
-            )
-        kept, sequence = self._keep(done), done.made.sequence
+        rule, kept = self.net.rule, self._keep(done)
+        require_capacity(done, rule.capacity_factor)
         tokens, shares, rest, taken = kept.forward(
             self.net.taking(routed, done.layer, _part(done)), weight.values, x.values
         )
         _keeper(done, x).kept = _Routed(kept, shares, rest, taken)
         self._num_dropped += taken[..., 0].numel() * rule.per_token - int(taken.sum())
         done.model._dropped_copies = self._num_dropped
-        first, (piece,) = min(sequence.shards), sequence.pieces
-        return Copies(
-            {
-                (sample, first, piece): {
-                    expert: tokens[place][taken[place, :, expert]] for expert in range(rule.num_experts)
-                }
-                for place, sample in enumerate(sorted(done.inp.samples))
-            }
-        )
+        return Copies.routed(done, tokens, taken, rule.num_experts)
 
     def combine(self, done: Computed, x: Rows, outputs: Copies, _weight: Any) -> Rows:
         """Return the weighted sum of what the experts made, with shared experts and residual."""

@@ -135,11 +135,11 @@ def test_a_short_file_says_why_it_is_one() -> None:
 EXTENDED = """
 Account Activation ActivationGrad AlikeLayers Architecture Arithmetic Attention Call ClusterWorkers Commands
 Communication Communicator Compressing Compression Cost Dense DeviceMemoryFigures DevicePredictor DeviceSimulator Dist
-Executor ExpertComputation Figure FiguresOfStep Findings FoldedGroup GpuSimulator Group HardwareTaxonomy KernelHabits
-Launched LocalComputation Looks MatmulLayer Mesh Model NumpyBackend Observer Operation OptState Overwrite PassMode
-PreparedRun Progress RankState ReadOnly ReadOnlyLog Retiming Run RunParameters Sampled Sharded StepKeywords Store Task
-Tensor TestTask TiedEmbeddings TpuSimulator TransformerWorkload Weight WeightGrad WorkloadProfile _ConfigPredictor
-_Copies _InSlot _OfHeads _OfParts _OfSequence _OverSome _Partial _Shard
+EventlessRun Executor ExpertComputation Figure FiguresOfStep Findings FoldedGroup GpuSimulator Group HardwareTaxonomy
+KernelHabits Launched LocalComputation Looks MatmulLayer Mesh Model NumpyBackend Observer OfOrigins Operation OptState
+Overwrite PassMode PreparedRun Progress RankState ReadOnly ReadOnlyLog Retiming Run RunParameters Sampled Sharded
+StepKeywords Store Task Tensor TestTask TiedEmbeddings TpuSimulator TransformerWorkload Weight WeightGrad
+WorkloadProfile _ConfigPredictor _Copies _InSlot _OfHeads _OfParts _OfSequence _OverSome _Partial _Shard
 """
 
 
