@@ -28,7 +28,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from minitrain.errors import OutOfMemoryError
+from minitrain.errors import OutOfMemoryError, UsageError, count_fault
 
 MIN_BLOCK_BYTES = 512
 """kMinBlockSize: sizes are multiples of this."""
@@ -157,10 +157,20 @@ class AllocatorSettings:
     Args:
         expandable_segments: whether segments grow by pages.
         max_split_bytes: blocks of this size and more are not split; None for no limit.
+
+    Raises:
+        UsageError: the limit is not more than PyTorch's kLargeBuffer, or the other is no bool.
     """
 
     expandable_segments: bool = False
     max_split_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        found, least = self.max_split_bytes, LARGE_SEGMENT_BYTES + 1
+        if not isinstance(self.expandable_segments, bool):
+            raise UsageError(f"expandable_segments must be True or False, got {self.expandable_segments!r}; write True")
+        if found is not None and (fault := count_fault("max_split_bytes", found, least, "max_split_bytes=200 * 2**20")):
+            raise UsageError(f"{fault}, as PyTorch's max_split_size_mb must be more than 20")
 
 
 class CachingAllocator:

@@ -255,7 +255,7 @@ class Place:
         at_loss_bytes: the most that they take when a loss begins; 0 where there is none.
         full_at_loss_bytes: the same, with the totals of all gradients, which some frameworks allocate at first.
         full_forward_bytes: likewise the most in a forward, but for the head's.
-        at_update_bytes: what they take when the update begins.
+        at_update_bytes: what they take when the update begins; 0 where there is none.
         is_scattered: whether activations between layers are shards of the sequence.
         is_single: whether a step has one microbatch.
         num_in_flight: the most microbatches of which a layer keeps what backward needs.
@@ -338,7 +338,7 @@ def fullest_moments(place: Place, memory: str, *, fused_loss: bool = False) -> F
         memory: the name of the framework's habits.
         fused_loss: whether the loss is one kernel.
     """
-    habits = HABITS[memory]
+    habits = HABITS[memory if place.at_update_bytes else ""]  # who does not train holds tensors alone
     if habits.new_gradient == "reduced" and (place.is_sharded or not habits.of_shards) and place.weights:
         return _in_streams(place, habits)
     moments: Iterable[tuple[float, float]]

@@ -1,7 +1,7 @@
 """What a device's memory holds at its fullest, as an allocator and a driver count it: `run.device_memory`.
 
-`DeviceMemory` adds up the accounts below; `AllocatorReplay` finds the reserve; `OutOfMemory` says that a rank holds
-more than its device has. Runs of transformers are judged at their end, by all that a device must hold: what
+`DeviceMemory` adds up the accounts below; `minitrain.run.allocator_replay` finds the reserve; `OutOfMemory` says that a
+rank holds more than its device has. Runs of transformers are judged at their end, by all that a device must hold: what
 communication libraries keep is known then. Others are judged at the first moment of excess, by their tensors alone.
 
 **Accounts.** A run's own peak is what its tensors need: weights, gradients, optimizer states, what forward keeps, what
@@ -26,30 +26,11 @@ that its temporaries are not needed. Nor is the reserve: before PyTorch's alloca
 that are not split, and tries again (CUDACachingAllocator.cpp, its first comment). What blocks in use keep it from
 freeing is small with expandable segments, which torchtitan's run_train.sh sets; without them, leave some head room.
 
-**Replay.** The journal of a run (`memory_by_kind=True`) says in program order which tensor entered a rank's memory,
-grew, shrank or left. Each is given to `minitrain.machine.caching_allocator` as the arrays that it consists of:
-
-| tensor | arrays |
-|---|---|
-| weight, gradient | one a weight of the unit, in proportion to its size, whole or a shard |
-| optimizer state | the same for each four bytes that it has a parameter |
-| what forward keeps | those that the unit saves (`Unit.saved`), of which the first is its input |
-| in flight, gradients of activations, all of other workloads | one |
-
-In-place operations, and results that a store takes over from a communication, keep their memory: between two operations
-of a rank, a tensor that enters takes over that of one of equal size that has just left. Beside tensors there are the
-workspace of matrix multiplications, from the beginning on, the loss's temporaries, and in the backward of a unit the
-gradient of each array that it has saved, from the last to the first: autograd frees each once the next is there.
-
 **Sources**: the loss, Megatron-LM's `vocab_parallel_cross_entropy` (logits in 16 bits, in single precision, their
 exponentials, and the gradient); 512 bytes and 2 MiB, PyTorch's `CUDACachingAllocator` (kMinBlockSize, kSmallBuffer);
 workspaces, PyTorch's `CublasHandlePool.cpp` and Transformer Engine's `get_cublas_workspace_size_bytes` and
 `get_multi_stream_cublas_workspace`. Without journals the reserve is estimated, 10 to 20 % above allocated in published
 tables, and so is the context. Both are fitted to no table.
-
-**Left out**: arrays of less than a layer that live for a kernel, and how long a block stays unusable. So real
-fragmentation is higher than a replay's, which also lacks what forward makes and does not keep, streams of their own for
-communication, whose blocks serve no other, and what earlier steps have left.
 """
 
 from __future__ import annotations
@@ -58,17 +39,14 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
-from itertools import chain, groupby
-from math import prod
+from functools import partial
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, final
+from typing import Any, final
 
 from minitrain.engine.event_loop import running_rank
 from minitrain.engine.model import Model
 from minitrain.engine.stores import MEMORY_KINDS
 from minitrain.errors import OutOfMemoryError
-from minitrain.machine.caching_allocator import UNLIMITED, AllocatorSettings, Block, CachingAllocator
 from minitrain.machine.communication_buffers import Communication
 from minitrain.machine.framework_memory import HeldWeight, Place, fullest_moments
 from minitrain.machine.platforms import COMPONENTS, Platform
@@ -88,7 +66,6 @@ from minitrain.operations import (
     MemoryChange,
 )
 from minitrain.workloads.expert_layers import ExpertPass
-from minitrain.workloads.workload import USUAL
 
 BLOCK_BYTES = 512
 SEGMENT_BYTES = 2 * 2**20
@@ -151,11 +128,10 @@ class DeviceMemory:
     @property
     def reserved_bytes(self) -> float:
         """Return what the allocator has from the driver: replayed, or estimated."""
-        if self.replayed_bytes is not None:
-            return max(self.replayed_bytes, self.allocated_bytes)
         before = self.allocated_bytes if self.before_bytes is None else self.before_bytes
         reserve = RESERVE_SHARE * max(before - self.lasting_bytes - self.workspace_bytes, 0.0)
-        wanted = max(before + reserve + self.update_bytes, self.allocated_bytes)
+        estimated = before + reserve + self.update_bytes
+        wanted = max(estimated if self.replayed_bytes is None else self.replayed_bytes, self.allocated_bytes)
         return -(-wanted // SEGMENT_BYTES) * SEGMENT_BYTES
 
     @property
@@ -177,6 +153,15 @@ class DeviceMemory:
     def needed_bytes(self) -> float:
         """Return what must fit into the device: all but the reserve and what a loss in one kernel does without."""
         return self.peak_bytes + self.beside_bytes
+
+    def __str__(self) -> str:
+        found = sorted(self.by_kind().items(), key=lambda item: -item[1])
+        accounts = ", ".join(f"{name} {size / 2**30:.3g}" for name, size in found if size > 1e-4 * self.total_bytes)
+        sizes = self.allocated_bytes, self.reserved_bytes, self.total_bytes
+        counted = "{:.4g} GiB allocated, {:.4g} reserved, {:.4g} of the device".format(
+            *(size / 2**30 for size in sizes)
+        )
+        return f"rank {self.rank}: {counted} ({accounts})"
 
     def beside_tensors(self) -> dict[str, float]:
         """Return the accounts that must fit beside what the run's tensors take, bytes."""
@@ -560,241 +545,3 @@ def fullest_row(rows: Sequence[Any]) -> int:
     """Return which event of a flat log noted the most memory first."""
     noted = rows[MEMORY::STRIDE]
     return noted.index(max(noted)) if noted else 0
-
-
-Arrays = list[Block]
-
-_SHARES_AT_LOSS = (0.25, 0.5, 0.25)
-"""Of the temporaries of the loss: logits in 16 bits, exponentials in single precision, gradients in 16 bits."""
-
-
-@dataclass(frozen=True, slots=True)
-class AllocatorReplay:
-    """What the allocator of one rank did in a step.
-
-    Args:
-        rank: whose it is.
-        allocated_bytes: the most that it had given out, as `torch.cuda.max_memory_allocated` says.
-        reserved_bytes: the most that it had from the driver, as `torch.cuda.max_memory_reserved` says.
-        num_retries: how often it gave cached segments back for want of room, as `num_alloc_retries` says.
-        fits: whether it always found room.
-        settings: its settings.
-    """
-
-    rank: int
-    allocated_bytes: int
-    reserved_bytes: int
-    num_retries: int
-    fits: bool
-    settings: AllocatorSettings
-
-    @property
-    def fragmentation(self) -> float:
-        """Return the share of the most that was reserved which was never allocated at once, in 0..1."""
-        return 1 - self.allocated_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
-
-
-class _Rank:
-    """A rank's tensors in the allocator.
-
-    Args:
-        model: the rank.
-        allocator: the allocator.
-    """
-
-    def __init__(self, model: Any, allocator: CachingAllocator) -> None:
-        workload = model._runtime_predictor.workload
-        self.bytes_per_element: int = workload.bytes_per_element
-        self.units = getattr(workload, "units", ())
-        self.optimizer_arrays = workload.model.state_bytes // 4 if self.units else 1
-        self.recompute = model._recompute
-        self.allocator = allocator
-        self.held: dict[int, tuple[int, Arrays]] = {}  # bytes and arrays of each tensor
-        self.fits = True
-
-    def between_operations(self, changes: Sequence[MemoryChange]) -> Arrays:
-        """Allocate and free what a rank's tensors do between two operations.
-
-        Returns:
-            What was entered for the next operation alone, such as what backward computes again.
-        """
-        entered: set[int] = set()
-        borrowed: Arrays = []
-        wanted = Counter(self._bytes(change) for change in changes if change.elements > 0)
-        kept: dict[int, list[Arrays]] = {}  # arrays of tensors that left, by their size, for those that enter
-        for change in changes:
-            num_bytes = self._bytes(change)
-            before, arrays = self.held.pop(change.tensor, (0, []))
-            after = before + num_bytes
-            if num_bytes > 0:
-                wanted[num_bytes] -= 1
-                entered |= set() if before else {change.tensor}
-                taken = kept[num_bytes].pop() if not before and kept.get(num_bytes) else None
-                arrays += self.allocated(self._sizes(change, num_bytes, before)) if taken is None else taken
-            elif not after and wanted[before] > len(kept.get(before, ())):
-                kept.setdefault(before, []).append(arrays)
-            elif not after and change.tensor in entered:
-                borrowed += arrays
-            elif num_bytes:
-                self.free(arrays)
-                arrays = self.allocated([after] if after else [])
-            if after:
-                self.held[change.tensor] = (after, arrays)
-        for arrays in chain.from_iterable(kept.values()):
-            self.free(arrays)
-        return borrowed
-
-    def _bytes(self, change: MemoryChange) -> int:
-        return round(change.elements * self.bytes_per_element)
-
-    def during_operation(self, sizes: Sequence[Sequence[int]]) -> None:
-        """Allocate arrays that live while an operation goes on: each group until the next one is there."""
-        before: Arrays = []
-        for group in sizes:
-            arrays = self.allocated(group)
-            self.free(before)
-            before = arrays
-        self.free(before)
-
-    def allocated(self, sizes: Sequence[int]) -> Arrays:
-        """Allocate arrays; where there is no room, the device grows and that is noted."""
-        found = []
-        for size in sizes:
-            try:
-                found.append(self.allocator.allocate(size))
-            except OutOfMemoryError:
-                self.fits = False
-                self.allocator.capacity_bytes = UNLIMITED
-                found.append(self.allocator.allocate(size))
-        return found
-
-    def free(self, arrays: Arrays) -> None:
-        """Free arrays."""
-        for block in arrays:
-            self.allocator.free(block)
-
-    def _sizes(self, change: MemoryChange, num_bytes: int, before: int) -> Sequence[int]:
-        """Return the bytes of the arrays that a tensor, or its growth, consists of."""
-        if not 0 <= (change.layer if change.layer is not None else -1) < len(self.units):
-            return [num_bytes]
-        unit = self.units[change.layer]  # type: ignore[index]  # no None: see above
-        if change.kind in ("weights", "grad_weights", "opt_states"):
-            times = self.optimizer_arrays if change.kind == "opt_states" else 1
-            return _divided(num_bytes, [prod(weight.shape) for weight in unit.weights] * times)
-        if change.kind == "activations" and (before or unit.kind == "embedding"):
-            kept = [saved for saved in unit.saved if saved.is_kept(self.recompute)]
-            return _divided(num_bytes, [saved.size * saved.element_bytes for saved in kept[1:]])
-        return [num_bytes]
-
-
-def _divided(num_bytes: int, shares: Sequence[int]) -> Sequence[int]:
-    """Return parts of some bytes, in proportion to shares."""
-    total = sum(shares)
-    return [round(num_bytes * share / total) for share in shares if share] if total else [num_bytes]
-
-
-class DeviceMemoryFigures:
-    """What a run says of its devices' memories."""
-
-    if TYPE_CHECKING:
-        capacity_bytes: float | None
-        memory_journals: Sequence[Sequence[MemoryChange]]
-
-        @property
-        def class_models(self) -> Sequence[Any]:
-            """The models of the ranks, or of the classes of ranks that are alike."""
-
-    @cached_property
-    def device_memory(self) -> DeviceMemory | None:
-        """The fullest device's memory, as allocator and driver count it; None for a run that was read from a file."""
-        found = self._estimated_memory
-        replayed = self.replay_allocator()
-        return found if found is None or replayed is None else replace(found, replayed_bytes=replayed.reserved_bytes)
-
-    @cached_property
-    def _estimated_memory(self) -> DeviceMemory | None:
-        found = (device_memory_of(model) for model in self.class_models)
-        return max(found, key=lambda memory: memory.allocated_bytes, default=None)
-
-    def replay_allocator(
-        self, *, expandable_segments: bool = False, max_split_bytes: int | None = None
-    ) -> AllocatorReplay | None:
-        """Replay what PyTorch's allocator of GPU memory does with the tensors of the fullest rank.
-
-        Args:
-            expandable_segments: as in `PYTORCH_CUDA_ALLOC_CONF`.
-            max_split_bytes: its `max_split_size_mb`, in bytes.
-
-        Returns:
-            Peaks in bytes, and fragmentation; None without journals (`memory_by_kind=True`), and for a run that was
-            read from a file.
-        """
-        memory = self._estimated_memory
-        if memory is None or not self.memory_journals:
-            return None
-        model = next(model for model in self.class_models if model._rank == memory.rank)
-        of_others = (
-            memory.buffer_bytes + memory.context_bytes if hasattr(model.runtime_predictor.workload, "units") else 0
-        )
-        capacity_bytes = UNLIMITED if self.capacity_bytes is None else self.capacity_bytes - of_others
-        return replay(model, capacity_bytes, AllocatorSettings(expandable_segments, max_split_bytes))
-
-    @property
-    def allocated_bytes(self) -> float | None:
-        """What the fullest device's allocator has given out at most, bytes; None likewise."""
-        return self.device_memory and self.device_memory.allocated_bytes
-
-    @property
-    def reserved_bytes(self) -> float | None:
-        """What that allocator has from the driver at most, bytes: replayed with journals, else estimated."""
-        return self.device_memory and self.device_memory.reserved_bytes
-
-    @property
-    def fragmentation(self) -> float | None:
-        """The share of the reserved bytes that were never allocated at once, in 0..1; None without journals."""
-        memory = self.device_memory
-        if memory is None or memory.replayed_bytes is None:
-            return None
-        return 1 - memory.allocated_bytes / memory.reserved_bytes
-
-
-def replay(model: Any, capacity_bytes: float, settings: AllocatorSettings) -> AllocatorReplay:
-    """Allocate and free what a rank's journal says.
-
-    Args:
-        model: the rank.
-        capacity_bytes: what the driver can give.
-        settings: the allocator's settings.
-    """
-    allocator = CachingAllocator(min(int(capacity_bytes), UNLIMITED), settings)
-    rank = _Rank(model, allocator)
-    rank.allocated([workspace_bytes_of(model._runtime_predictor)] if rank.units else [])
-    changes = {place: list(found) for place, found in groupby(model.memory_journal, attrgetter("place"))}
-    for place, sizes in enumerate([*_during_operations(model), ()]):
-        borrowed = rank.between_operations(changes.get(place, ()))
-        rank.during_operation(sizes)
-        rank.free(borrowed)
-    return AllocatorReplay(
-        model._rank,
-        allocator.peak_allocated_bytes,
-        allocator.peak_reserved_bytes,
-        allocator.num_retries,
-        rank.fits,
-        settings,
-    )
-
-
-def _during_operations(model: Any) -> Iterator[Sequence[Sequence[int]]]:
-    """Yield the bytes of the arrays that each operation of a rank takes for itself."""
-    workload, rows = model._runtime_predictor.workload, model._log._rows
-    units = getattr(workload, "units", ())
-    for row in range(0, len(rows), STRIDE):
-        typ, layer, num_samples = rows[row + TYP], rows[row + LAYER], len(rows[row + SAMPLES])
-        if typ == "loss":
-            logits_bytes = bytes_at_loss(workload, num_samples, model.parts_of_loss)
-            yield [[round(logits_bytes * share) for share in _SHARES_AT_LOSS]] if logits_bytes else ()
-        elif units and typ in ("backward", "backward_input"):
-            work = workload.work(num_samples, model.pass_modes.get(row, USUAL))
-            yield [[saved.num_bytes(work)] for saved in reversed(units[layer].saved) if saved.has_gradient]
-        else:
-            yield ()

@@ -26,8 +26,9 @@ from minitrain.machine.given_durations import CALIBRATED
 from minitrain.machine.price import accounts_of
 from minitrain.operations import PASSES, PRICE, RECV, STRIDE, UPDATE_ON_HOST, Event, MemoryChange, Outage
 from minitrain.run.above import above
+from minitrain.run.allocator_replay import DeviceMemoryFigures
 from minitrain.run.analysis.labels import GIB, duration
-from minitrain.run.device_memory import DeviceMemoryFigures, MemoryOutsideStores, OutOfMemory
+from minitrain.run.device_memory import MemoryOutsideStores, OutOfMemory
 from minitrain.run.facts import Steps, TrainedModel, figures_by_kind, remark_on, steps_of_round, sureness_of
 from minitrain.run.figures import (
     FiguresOfStep,

@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 
 import minitrain as mt
+from minitrain.errors import UsageError
+from minitrain.lib import Model
 from minitrain.machine.caching_allocator import MIN_BLOCK_BYTES, AllocatorSettings
-from minitrain.run.device_memory import replay
+from minitrain.run.allocator_replay import replay
+from minitrain.run.device_memory import SEGMENT_BYTES
 from minitrain.workloads.workload import USUAL
 
 SIZES: dict[str, Any] = {"world_size": 4, "workload": "gpt2", "seq_len": 256, "global_batch_size": 16}
@@ -15,6 +18,11 @@ SIZES: dict[str, Any] = {"world_size": 4, "workload": "gpt2", "seq_len": 256, "g
 
 def _run(strategy: str, **more: Any) -> mt.Run:
     return mt.simulate(strategy, **{"memory_by_kind": True, "check": False} | SIZES | more)
+
+
+def rounded(size: float) -> float:
+    """Return the segments that hold so many bytes, in bytes."""
+    return -(-size // SEGMENT_BYTES) * SEGMENT_BYTES
 
 
 def _slack(run: mt.Run, rank: int) -> int:
@@ -64,7 +72,8 @@ def test_a_devices_reserve_is_the_replayed_one_where_there_are_journals(tmp_path
     replayed, memory = run.replay_allocator(), run.device_memory
     assert replayed is not None
     assert memory is not None
-    assert run.reserved_bytes == max(replayed.reserved_bytes, memory.allocated_bytes)
+    unused = replayed.reserved_bytes - replayed.allocated_bytes
+    assert run.reserved_bytes == max(replayed.reserved_bytes, rounded(memory.allocated_bytes + unused))
     assert sum(memory.by_kind().values()) == pytest.approx(memory.total_bytes)
     assert plain.replay_allocator() is None
     assert plain.fragmentation is None
@@ -76,3 +85,61 @@ def test_a_devices_reserve_is_the_replayed_one_where_there_are_journals(tmp_path
     assert beside.reserved_bytes == pytest.approx(beside.allocated_bytes + 0.15 * freed_bytes, rel=2e-3)
     run.save(tmp_path / "run.jsonl")
     assert mt.load_run(tmp_path / "run.jsonl").replay_allocator() is None
+
+
+@pytest.mark.parametrize("platform", ["nemo-h100", "nanotron", "bloom", "internevo"])
+@pytest.mark.parametrize("loads", [True, False])
+def test_who_does_not_train_has_neither_totals_nor_arrays_of_an_update(platform: str, loads: bool) -> None:
+    async def infer(model: Model) -> Model:
+        weights, _, activations, *_ = model.storage()
+        for layer in range(model.num_layers if loads else 0):
+            weights[layer], _ = model.load_weights(layer)
+        activations[0] = model.get_input_activation([0])
+        for layer in range(len(weights)):
+            activations[layer + 1] = model.forward(layer, activations.pop(layer), weights[layer])
+        return model
+
+    run = _run(infer, world_size=1, platform=platform)  # type: ignore[arg-type]  # strategies are functions too
+    memory = run.device_memory
+    assert memory is not None
+    assert memory.allocated_bytes == memory.peak_bytes + memory.workspace_bytes + memory.rounding_bytes
+
+
+def test_what_a_framework_takes_beside_tensors_comes_on_top_of_a_replay() -> None:
+    run = _run("pp_zero1", platform="bloom")
+    replayed, memory = run.replay_allocator(), run.device_memory
+    assert replayed is not None
+    assert memory is not None
+    assert memory.allocated_bytes > replayed.reserved_bytes  # by a bucket
+    unused = replayed.reserved_bytes - replayed.allocated_bytes
+    assert run.reserved_bytes == rounded(memory.allocated_bytes + unused)
+
+
+def test_multiplications_have_a_workspace_without_a_transformer_too() -> None:
+    run = mt.simulate("ddp", world_size=2, num_layers=4, global_batch_size=2, memory_by_kind=True)
+    replayed = run.replay_allocator()
+    assert replayed is not None
+    assert run.allocated_bytes == pytest.approx(replayed.allocated_bytes, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"max_split_bytes": 20 * 2**20}, "max_split_bytes must be an integer of at least 20971521"),
+        ({"max_split_bytes": 5e7}, "max_split_bytes must be an integer"),
+        ({"expandable_segments": "yes"}, "expandable_segments must be True or False, got 'yes'"),
+    ],
+    ids=str,
+)
+def test_settings_that_pytorch_refuses_are_refused(settings: dict[str, Any], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        mt.simulate("ddp", world_size=2, num_layers=2, global_batch_size=2).replay_allocator(**settings)
+
+
+def test_both_print_in_gib() -> None:
+    run = _run("fsdp")
+    assert str(run.replay_allocator()).startswith("rank 0: ")
+    assert str(run.replay_allocator()).endswith("% never allocated")
+    memory = run.device_memory
+    assert memory is not None
+    assert f"{memory.total_bytes / 2**30:.4g} of the device (" in str(memory)
