@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -23,7 +23,7 @@ from minitrain.run.parameters import command_of
 from minitrain.run.rank_tasks import prepare
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
-from minitrain.search.tuning.problem import Candidate, Machine, unequal_stages
+from minitrain.search.tuning.problem import Candidate, Machine, changed_beside, unequal_stages
 from minitrain.search.tuning.search import (
     FITS,
     VERDICTS,
@@ -312,6 +312,13 @@ class Findings:
 
 
 _RECOMPUTE_OF_CALCULON = {"none": "none", "selective": "attn_only", "full": "full"}
+_OF_CALCULON = frozenset(
+    ("tp", "pp", "num_chunks", "microbatch_size", "zero", "recompute", "sequence_parallel", "scatter_gather")
+).union(("overlap_parts", "overlap_replicas", "overlap_messages", "batch_messages"))
+_OF_FSDP = frozenset(
+    ("tp", "replicas", "microbatch_size", "sequence_parallel", "reshard_after_forward", "recompute", "offload")
+)
+"""The options that Calculon, and PyTorch's FSDP, have words for, or that change nothing of what these say."""
 
 
 def in_words_of(tool: str, choice: Choice) -> str:
@@ -370,6 +377,7 @@ def _note_on_stages(choice: Choice) -> str:
 def fsdp(choice: Choice) -> str:
     """Return the calls of PyTorch that shard a model so."""
     _require(choice, "fsdp", "fsdp")
+    _require_known(choice, "fsdp", _OF_FSDP, recompute=("none", "full"))
     options = choice.options
     replicated = options["replicas"]
     sharded = choice.row["world_size"] // (replicated * options["tp"])
@@ -405,10 +413,7 @@ def calculon(choice: Choice) -> str:
     _require(choice, "calculon", "megatron")
     if choice.candidate.problem.machine.has_experts:
         _refuse(choice, "calculon", "it has no layers with experts")
-    if choice.options.get("optimizer_offload_fraction"):
-        _refuse(choice, "calculon", "it has no optimizer that steps on the host")
-    if choice.options["recompute"] not in _RECOMPUTE_OF_CALCULON:
-        _refuse(choice, "calculon", f"it has no recompute={choice.options['recompute']}")
+    _require_known(choice, "calculon", _OF_CALCULON, zero=(0, 1), recompute=_RECOMPUTE_OF_CALCULON)
     options, row = choice.options, choice.row
     tp, pp, size = options["tp"], options["pp"], row["world_size"]
     dp = size // (tp * pp)
@@ -527,6 +532,15 @@ def _require(choice: Choice, tool: str, *strategies: str) -> None:
     """Require a strategy that a tool has words for."""
     if choice.row["strategy"] not in strategies:
         _refuse(choice, tool, f"it has words for {' and '.join(strategies)}")
+
+
+def _require_known(choice: Choice, tool: str, known: Collection[str], **values: Collection[Any]) -> None:
+    """Require that a tool has words for all options of a layout that change it, and for the values of some."""
+    options = choice.options
+    other = changed_beside(choice.candidate.strategy, options, known)
+    other += [name for name, allowed in values.items() if options[name] not in allowed]
+    if other:
+        _refuse(choice, tool, f"it has no {' and no '.join(f'{name}={options[name]}' for name in sorted(other))}")
 
 
 def _refuse(choice: Choice, tool: str, why: str) -> NoReturn:

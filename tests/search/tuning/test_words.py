@@ -148,9 +148,29 @@ def test_executions_of_odd_values_are_refused(change: dict[str, Any], message: s
         of_calculon({**EXECUTION, **change})
 
 
-def test_calculon_has_no_optimizer_that_steps_on_the_host() -> None:
-    with pytest.raises(mt.UsageError, match="it has no optimizer that steps on the host"):
-        choice("megatron", _MEGATRON | {"optimizer_offload_fraction": 1}).words("calculon")
+@pytest.mark.parametrize(
+    ("tool", "options", "message"),
+    [
+        ("calculon", _MEGATRON | {"optimizer_offload_fraction": 1}, "it has no optimizer_offload_fraction=1"),
+        ("calculon", _MEGATRON | {"schedule": "zb_h1", "cp": 2}, "it has no cp=2 and no schedule=zb_h1"),
+        ("calculon", _MEGATRON | {"zero": 3}, "it has no zero=3"),
+        ("calculon", _MEGATRON | {"new": 1}, "it has no new=1"),
+        ("fsdp", _FSDP | {"recompute": "selective"}, "it has no recompute=selective"),
+        ("fsdp", _FSDP | {"overlap_replicas": False}, "it has no overlap_replicas=False"),
+    ],
+)
+def test_an_option_that_a_tool_lacks_is_refused_and_never_left_out(
+    tool: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(mt.UsageError, match=message):
+        choice("megatron" if tool == "calculon" else "fsdp", options).words(tool)
+
+
+@pytest.mark.parametrize(
+    ("tool", "options"), [("calculon", _MEGATRON | {"cp": 1, "schedule": "1f1b"}), ("fsdp", _FSDP)]
+)
+def test_an_option_that_changes_nothing_needs_no_words(tool: str, options: dict[str, Any]) -> None:
+    assert choice("megatron" if tool == "calculon" else "fsdp", options).words(tool)
 
 
 @pytest.mark.parametrize(
