@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from minitrain.errors import MinitrainError
 from minitrain.operations import (
     COMM,
+    HOST_MOVES,
     LAUNCHED,
     LAYER,
     MEMORY,
@@ -257,17 +258,18 @@ class _Columns:
 
     @classmethod
     def of(cls, model: FoldedModel) -> _Columns | None:
-        """Return what a class has done; None where it met its host, or passes on what it awaits."""
+        """Return what a class has done; None where it passes on what it awaits."""
         rows = model._rows
         if LAYER in model.symbolic_columns or not all(
-            stream is ON_COMPUTE or stream.kind in (SEND, RECV, COMM)
+            stream is ON_COMPUTE or stream.kind in (SEND, RECV, COMM, *HOST_MOVES)
             for stream in _distinct(rows[STREAM::STRIDE]).values()
         ):
             return None
         typ, layer, price, memory, stream, note = (
             rows[place::STRIDE] for place in (TYP, LAYER, PRICE, MEMORY, STREAM, NOTE)
         )
-        if any(typ[before] != SEND for one in note if one is not None for before in one.after):
+        known = {SEND, *HOST_MOVES}
+        if any(stream[before].kind not in known for one in note if one is not None for before in one.after):
             return None
         mode = [*map(model.pass_modes.get, range(0, len(rows), STRIDE))]
         samples = model.symbolic_columns.get(SAMPLES, rows[SAMPLES::STRIDE])
@@ -282,8 +284,8 @@ def _longer(short: _Columns, found: Microbatches) -> _Columns | None:
         return None
     microbatch: Any = [numbers[id(samples)] for samples in short.samples]
     block = _block(short, microbatch, found)
-    if block is None:
-        return None
+    if block is None or any(short.stream[place].kind in HOST_MOVES for place in block):
+        return None  # what the host holds would grow
     cut, times = block.stop, found.num_blocks
     columns: tuple[list[Any], ...] = (
         *(short.typ, short.layer, short.price, short.memory, short.stream),

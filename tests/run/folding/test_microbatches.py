@@ -50,6 +50,18 @@ def _of_all(monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]) -> Run:
         ),
         *(
             pytest.param(
+                {"pp": 2, "optimizer_offload_fraction": share, "global_batch_size": 4 * 22, **options},
+                id=f"the host updates {share}, {options}",
+            )
+            for share, options in (
+                (1, {"zero": 1}),
+                (0.5, {"zero": 1, "overlap_cpu_optimizer_d2h_h2d": True, "steps": 2}),
+                (0.3, {"zero": 1, "num_chunks": 2, "overlap_replicas": True}),
+                (1, {"overlap_cpu_optimizer_d2h_h2d": True, "schedule": "zb_h2"}),
+            )
+        ),
+        *(
+            pytest.param(
                 {"pp": 2, "cp": cp, "cp_comm_type": how, "zero": zero, "num_chunks": chunks, "overlap_parts": overlap}
                 | {"sum_tied": overlap, "world_size": 8 * cp, "global_batch_size": 2 * 22},
                 id=f"context parallel {cp}, {how}, ZeRO-{zero}, chunks {chunks}, overlap {overlap}",
@@ -105,7 +117,6 @@ def test_a_step_by_few_microbatches_is_that_of_every_rank(options: dict[str, Any
         pytest.param({"memory_by_kind": True}, id="a journal is kept"),
         pytest.param({"contention": True}, id="communication slows computing down"),
         pytest.param({"documents": "lognormal:64:1"}, id="documents are packed"),
-        pytest.param({"optimizer_offload_fraction": 0.5}, id="the host updates"),
     ],
 )
 def test_a_step_is_simulated_whole_where_microbatches_may_be_unlike(
