@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import inspect
 import pickle
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import minitrain as mt
+from minitrain.cli.trace import montecarlo
 
 
 def test_all_faults_of_noise_are_told_at_once() -> None:
@@ -93,3 +96,29 @@ def test_a_histogram_draws_uniformly_within_its_bins_around_its_median() -> None
     histogram = mt.Histogram((0.0, 2.0, 4.0), (1, 3))
     median = 2 + 2 * (0.5 - 0.25) / 0.75
     np.testing.assert_allclose(histogram.factors(np.array([0.0, 0.25, 0.5, 1.0])), np.array([0, 2, median, 4]) / median)
+
+
+KINDS_OF_NOISE: dict[str, Any] = {
+    "jitter": {"forward": 0.3},
+    "straggler": (0.5, 2.0),
+    "slowdown": {0: 1.5},
+    "slow_links": [mt.SlowLink(0.5, 3.0)],
+    "measured": {"backward": mt.Histogram((0.5, 1.0, 2.0), (3, 1))},
+}
+
+
+@pytest.mark.parametrize("kind", [field.name for field in dataclasses.fields(mt.Noise)])
+def test_every_kind_of_noise_disturbs_a_step_and_says_so(kind: str) -> None:
+    run = mt.simulate("ddp", world_size=4, num_layers=2, global_batch_size=8)
+    wrong: Any = object()
+    noise = mt.Noise(**{kind: KINDS_OF_NOISE[kind]})
+    assert mt.monte_carlo(run, noise, samples=16).step_times.max() > run.step_time
+    assert str(noise) != str(mt.Noise()) == "none"
+    with pytest.raises(mt.UsageError, match=kind):
+        mt.Noise(**{kind: wrong})
+
+
+def test_the_command_has_an_option_for_every_kind_that_can_be_written() -> None:
+    options = set(inspect.signature(montecarlo).parameters)
+    fields = {field.name.removesuffix("s") for field in dataclasses.fields(mt.Noise)}
+    assert fields - options == {"measured"}
