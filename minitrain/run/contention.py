@@ -27,6 +27,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
+from typing import Any
 
 from minitrain.errors import UsageError
 from minitrain.machine.price import Price
@@ -43,19 +44,26 @@ _WAVES = 2.0  # in which a persistent kernel runs: its blocks on free processors
 class TransferPart:
     """One rank's part in a communication, with the launched ones whose results it was given; rank is a log's place."""
 
-    __slots__ = ("ended", "given", "launched", "meeting", "place", "price", "rank")
+    __slots__ = ("ended", "given", "launched", "meeting", "place", "price", "rank", "taken")
 
     def __init__(self, rank: int, place: int, price: Price, meeting: Meeting, given: list[Meeting]) -> None:
         self.rank = rank
         self.place = place
-        self.price = price
         self.meeting = meeting
         self.given = given
+        self.set_out(price)
+
+    def set_out(self, price: Price) -> None:
+        """Be not launched yet, at a price."""
+        self.price = price
+        self.taken = _taken(price)
         self.launched: float | None = None
         self.ended = False
 
     def ready_at(self) -> float:
         """Return when the rank has launched it and has what it was given, s, now that this is the case."""
+        if not self.given:
+            return self.launched or 0.0
         return max([self.launched or 0.0, *(made.end or 0.0 for made in self.given)])
 
 
@@ -80,6 +88,11 @@ class Meeting:
     slowed: bool = False
     version: int = 0
 
+    def set_out(self) -> None:
+        """Be not begun yet."""
+        self.missing, self.begun, self.end = len(self.parts), False, None
+        self.rate, self.computing, self.slowed, self.version = 1.0, 0, False, 0
+
     def ready(self) -> bool:
         """Return whether the transfers can start now."""
         return (
@@ -101,9 +114,9 @@ class _Lane:
     slowed: bool = False  # whether the present operation ever ran at less than the full rate
     version: int = 0
     in_flight: Counter[tuple[int, float, float]] = field(default_factory=Counter)
-    memory_share: float = 0.0  # of the present operation
-    persistent_share: float = 0.0
-    rate: float = 1.0  # at which the present operation runs
+    shares: tuple[float, float] = (0.0, 0.0)  # of the present operation: passes over memory, persistent kernels
+    rate: float = 1.0  # at which it runs
+    rates: dict[tuple[Any, ...], float] = field(default_factory=dict)  # by shares and what is in flight
     awaits: dict[int, list[TransferPart]] = field(default_factory=lambda: defaultdict(list))
     computes: bool = False  # as the transfers in `carried` know it
     carried: list[Meeting] = field(default_factory=list)  # what is under way here that computing slows down
@@ -113,16 +126,16 @@ class _Lane:
         awaited = self.awaits.get(self.place)
         return awaited is not None and not all(transfer.ended for transfer in awaited)
 
-    def count(self, price: Price, change: int) -> None:
+    def count(self, taken: tuple[int, float, float], change: int) -> None:
         """Count a transfer that begins or ends, which changes what computing has of the processor."""
-        self.in_flight[price.tier_size, price.processor_usage, _of_memory(price)] += change
+        self.in_flight[taken] += change
         self.set_rate()
 
     def begin(self, price: Price) -> None:
         """Begin an operation, with the shares of its time that are passes over memory and persistent kernels."""
         shares = _of_memory(price), min(1.0, price.persistent_s / price.seconds) if price.persistent_s else 0.0
-        if shares != (self.memory_share, self.persistent_share):
-            self.memory_share, self.persistent_share = shares
+        if shares != self.shares:
+            self.shares = shares
             self.set_rate()
 
     def set_rate(self) -> None:
@@ -131,18 +144,36 @@ class _Lane:
         if not under_way:
             self.rate = 1.0
             return
-        left = max(1.0 - sum(usage for _, usage in {key[:2] for key in under_way}), _LEAST_RATE)
-        share = self.memory_share
-        persistent = self.persistent_share if left < 1.0 else 0.0
-        if not share and not persistent:
-            self.rate = left
-            return
-        taken = {tier: 0.0 for tier, _, _ in under_way}
-        for tier, _, usage in under_way:
-            taken[tier] = max(taken[tier], usage)
-        bandwidth = max(1.0 - sum(taken.values()), _LEAST_RATE)
-        others = 1.0 - share - persistent
-        self.rate = 1.0 / (others / left + share / bandwidth + persistent * max(_WAVES, 1.0 / left))
+        known = self.shares, *under_way
+        if known not in self.rates:
+            self.rates[known] = _rate_beside(under_way, *self.shares)
+        self.rate = self.rates[known]
+
+
+def _rate_beside(under_way: Sequence[tuple[int, float, float]], share: float, persistent: float) -> float:
+    """Return the rate of computing beside transfers.
+
+    Args:
+        under_way: the tier of each kind of them, and its shares of the processor and of the memory's bandwidth.
+        share: of its time that are passes over memory.
+        persistent: of its time that are persistent kernels.
+    """
+    left = max(1.0 - sum(usage for _, usage in {key[:2] for key in under_way}), _LEAST_RATE)
+    if left == 1.0:
+        persistent = 0.0
+    if not share and not persistent:
+        return left
+    taken = {tier: 0.0 for tier, _, _ in under_way}
+    for tier, _, usage in under_way:
+        taken[tier] = max(taken[tier], usage)
+    bandwidth = max(1.0 - sum(taken.values()), _LEAST_RATE)
+    others = 1.0 - share - persistent
+    return 1.0 / (others / left + share / bandwidth + persistent * max(_WAVES, 1.0 / left))
+
+
+def _taken(price: Price) -> tuple[int, float, float]:
+    """Return the tier of a transfer, and what it takes of the processor and of the memory's bandwidth."""
+    return price.tier_size, price.processor_usage, _of_memory(price)
 
 
 def _of_memory(price: Price) -> float:
@@ -232,6 +263,16 @@ class Retiming:
         self.lanes[number].awaits[awaited].append(transfer)
         meeting.parts.append(transfer)
         meeting.missing += 1
+
+    def set_out(self, prices: Sequence[Sequence[Price]]) -> None:
+        """Be as before the run, with other prices for each log."""
+        self.now = 0.0
+        self.lanes = [_Lane(awaits=lane.awaits) for lane in self.lanes]
+        for log, of_log, transfers in zip(self.logs, prices, self.transfers, strict=True):
+            log._rows[PRICE::STRIDE] = of_log
+            for place, part in transfers.items():
+                part.set_out(of_log[place])
+                part.meeting.set_out()
 
     def run(self) -> list[EventLog]:
         """Simulate the run again, and return its logs."""
@@ -380,7 +421,7 @@ class Retiming:
             return
         lane = self.lanes[part.rank]
         before = lane.rate
-        lane.count(part.price, change)
+        lane.count(part.taken, change)
         if lane.work_s is not None and lane.rate != before:
             if self.now > lane.since:
                 lane.work_s -= (self.now - lane.since) * before

@@ -27,10 +27,10 @@ import numpy as np
 from minitrain.engine.model import Model
 from minitrain.errors import MinitrainError
 from minitrain.machine.price import Predictor, Price
-from minitrain.operations import LAUNCHED, PRICE, STRIDE, TIME, EventLog
+from minitrain.operations import LAUNCHED, PRICE, STRIDE, TIME
 from minitrain.run.analysis.retiming import Program, program_of_logs, retime, seconds_of
 from minitrain.run.analysis.timeline import Floats, Ints
-from minitrain.run.contention import with_contention
+from minitrain.run.contention import Retiming
 from minitrain.run.folding.model import FoldedModel
 from minitrain.run.rank_tasks import PreparedRun, contention_in_words
 from minitrain.run.result import Run
@@ -244,20 +244,19 @@ class Recording:
 
     def _slow_down(self, durations: Floats, fleet: Fleet, chosen: Ints) -> None:
         """Let operations last as long as they do beside others on some machines of a fleet."""
-        logs = [EventLog(log.rank, list(log._rows)) for log in self.run.class_logs]  # type: ignore[attr-defined]  # flat
+        logs: Any = self.run.class_logs
         asked = self.recorder.questions
         known = {place: asked[id(own)][0] for place, own in enumerate(self.prices) if id(own) in asked}
         answers = {id(one): _on_each(one.ask(fleet.of_rank(one.rank)), chosen) for one in known.values()}
         number_of = {id(own): place for place, own in enumerate(self.prices)}
         numbers = [[number_of[id(price)] for price in log._rows[PRICE::STRIDE]] for log in logs]
-        lowest_of = getattr(getattr(self.run, "expansion", None), "lowest", int)
+        again = Retiming(logs, getattr(getattr(self.run, "expansion", None), "lowest", int))
         for machine in range(len(chosen)):
             prices = [
                 answers[id(known[place])][machine] if place in known else own for place, own in enumerate(self.prices)
             ]
-            for log, places in zip(logs, numbers, strict=True):
-                log._rows[PRICE::STRIDE] = [prices[place] for place in places]
-            for log, places in zip(with_contention(logs, lowest_of), numbers, strict=True):
+            again.set_out([[prices[place] for place in places] for places in numbers])
+            for log, places in zip(again.run(), numbers, strict=True):
                 durations[places, machine] = [price.seconds for price in log._rows[PRICE::STRIDE]]
 
     def agrees(self, fleet: Fleet, chosen: Ints) -> np.typing.NDArray[np.bool_]:

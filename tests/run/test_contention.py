@@ -9,7 +9,7 @@ from minitrain.errors import UsageError
 from minitrain.machine.given_durations import Calibration, Line
 from minitrain.machine.price import Price
 from minitrain.operations import Event
-from minitrain.run.contention import _Lane, with_contention
+from minitrain.run.contention import _Lane, _taken, with_contention
 
 USAGE = 0.15  # of the H100 server's NVLink tier, see its config
 
@@ -192,9 +192,9 @@ def test_passes_over_memory_run_at_the_rate_that_a_transfer_leaves_of_its_bandwi
     for memory_s in (0.0, 0.5, 1.0):
         lane = _Lane()
         lane.begin(Price(1.0, memory_s=memory_s))
-        lane.count(gather, 1)
+        lane.count(_taken(gather), 1)
         found[memory_s] = lane.rate
-        lane.count(gather, -1)
+        lane.count(_taken(gather), -1)
         assert lane.rate == 1.0
     assert found == pytest.approx({0.0: 0.85, 0.5: 1 / (0.5 / 0.85 + 0.5 / 0.75), 1.0: 0.75})
 
@@ -203,9 +203,9 @@ def test_persistent_kernels_take_twice_as_long_beside_whatever_holds_multiproces
     """However few are held: the blocks that wait for them start when the others have ended."""
     lane = _Lane()
     lane.begin(Price(1.0, memory_s=0.25, persistent_s=0.5))
-    lane.count(Price(4.0, 1.0, None, 0.01, 8), 1)
+    lane.count(_taken(Price(4.0, 1.0, None, 0.01, 8)), 1)
     assert 1 / lane.rate == pytest.approx(0.5 * 2 + 0.25 / 0.99 + 0.25)
-    lane.count(Price(4.0, 1.0, None, 0.01, 8), -1)
+    lane.count(_taken(Price(4.0, 1.0, None, 0.01, 8)), -1)
     assert lane.rate == 1.0
 
 
