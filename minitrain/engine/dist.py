@@ -21,7 +21,17 @@ from typing import Any, ClassVar
 from weakref import WeakSet, ref
 
 from minitrain.engine.deadlocks import DeadlockDetector
-from minitrain.engine.protocol import Call, RawCall, Waiter, Waiters, place_of_call, wake_all, wake_soon
+from minitrain.engine.protocol import (
+    Call,
+    ProcessGroup,
+    RawCall,
+    Waiter,
+    Waiters,
+    place_of_call,
+    ranks_along,
+    wake_all,
+    wake_soon,
+)
 from minitrain.errors import (
     CollectiveMismatchError,
     LawError,
@@ -30,7 +40,6 @@ from minitrain.errors import (
     UsageError,
     require_count,
 )
-from minitrain.operations import COMM, Stream
 from minitrain.operations.collectives import COLLECTIVES, describe, mismatch, perform
 from minitrain.source_lines import calling_frame, present_place
 
@@ -186,43 +195,21 @@ class PendingCollective:
         self.is_consistent = True
 
 
-class Communicator:
+class Communicator(ProcessGroup):
     """What the ranks of one group share.
 
     Attributes:
         host: a weak reference to the transport: a strong one would be a reference cycle.
-        ranks: the members in ascending order.
-        size: number of members.
-        is_world: whether all ranks of the run are members.
         pending: collectives that some members have started and others not, by their place in the group's order.
         barrier: the specified barrier, which shows how many members wait in `Model.barrier`.
-        stream: the stream that the events of the group's collectives name.
-        busy_until: when the stream has finished all it was given, s; kept here for whoever prices collectives.
     """
 
     def __init__(self, host: Dist, ranks: tuple[int, ...], barrier: Barrier, *, is_world: bool) -> None:
+        super().__init__(ranks, is_world=is_world)
         self.host = ref(host)
-        self.ranks = ranks
-        self.size = len(ranks)
-        self.is_world = is_world
-        self.stream = Stream(COMM, None if is_world else ranks)
-        self.busy_until = 0.0
         self.pending: dict[int, PendingCollective] = {}
         self.barrier = barrier
         self._num_started = [0] * self.size
-        self._indices = None if is_world else {rank: index for index, rank in enumerate(ranks)}
-
-    def index_of(self, rank: int) -> int:
-        """Return a member's place in the group.
-
-        Raises:
-            UsageError: the rank is not a member.
-        """
-        if self.is_world and (self.size == 1 or 0 <= rank < self.size):
-            return rank if self.size > 1 else 0  # in a world of one, the rank may have any number
-        if self._indices is None or rank not in self._indices:
-            raise UsageError(f"rank {rank} is not in the group {self.ranks}", rank=rank, group=self.ranks)
-        return self._indices[rank]
 
     def join(self, index: int, call: Call) -> None:
         """Let a member start its next collective; the last member to come settles it for all of them.
@@ -407,10 +394,7 @@ class Dist:
         """
         found = self._communicators_along.get((lowest, axes))
         if found is None:
-            ranks = [lowest]
-            for stride, size in axes:
-                ranks = [rank + place * stride for rank in ranks for place in range(size)]
-            found = self._communicators_along[lowest, axes] = self.communicator(ranks)
+            found = self._communicators_along[lowest, axes] = self.communicator(ranks_along(lowest, axes))
         return found
 
     def channel(self, source: int, dest: int, tag: Any = None) -> Channel:

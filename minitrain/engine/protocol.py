@@ -26,35 +26,31 @@ from typing import Any, Literal, Protocol, overload
 
 from minitrain.engine.event_loop import RankTask
 from minitrain.errors import UsageError, require_count
-from minitrain.operations import Stream
+from minitrain.operations import COMM, Stream
 from minitrain.source_lines import UNKNOWN_PLACE, place_of, waits_in
 from minitrain.tensors import clone
 
 
-class ProcessGroup(Protocol):
+class ProcessGroup(ABC):
     """What the ranks of one group share: the point where their collectives meet.
 
+    Args:
+        ranks: the members in ascending order.
+        is_world: whether all ranks of the run are members.
+
     Attributes:
-        busy_until: when the group's stream has finished all it was given, s; kept by whoever prices collectives.
+        size: number of members.
+        stream: the stream that the events of the group's collectives name.
+        busy_until: when the stream has finished all it was given, s; kept here for whoever prices collectives.
     """
 
-    busy_until: float
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """The members in ascending order."""
-
-    @property
-    def size(self) -> int:
-        """Number of members."""
-
-    @property
-    def is_world(self) -> bool:
-        """Whether all ranks of the run are members."""
-
-    @property
-    def stream(self) -> Stream:
-        """The stream that the events of the group's collectives name."""
+    def __init__(self, ranks: tuple[int, ...], *, is_world: bool) -> None:
+        self.ranks = ranks
+        self.size = len(ranks)
+        self.is_world = is_world
+        self.stream = Stream(COMM, None if is_world else ranks)
+        self.busy_until = 0.0
+        self._indices = None if is_world else {rank: index for index, rank in enumerate(ranks)}
 
     def index_of(self, rank: int) -> int:
         """Return a member's place in the group.
@@ -62,7 +58,13 @@ class ProcessGroup(Protocol):
         Raises:
             UsageError: the rank is not a member.
         """
+        if self.is_world and (self.size == 1 or 0 <= rank < self.size):
+            return rank if self.size > 1 else 0  # in a world of one, the rank may have any number
+        if self._indices is None or rank not in self._indices:
+            raise UsageError(f"rank {rank} is not in the group {self.ranks}", rank=rank, group=self.ranks)
+        return self._indices[rank]
 
+    @abstractmethod
     def join(self, index: int, call: Call) -> None:
         """Start the next collective of one member; the k-th of each member belong together.
 
@@ -70,6 +72,22 @@ class ProcessGroup(Protocol):
             StrategyError, CancelledError: the transport was closed by an error.
             LawError: the members' calls do not belong together; that closes the transport.
         """
+
+
+def ranks_along(lowest: int, axes: tuple[tuple[int, int], ...]) -> list[int]:
+    """Return the ranks along some axes of a mesh.
+
+    Args:
+        lowest: the lowest rank.
+        axes: stride and size of each axis.
+
+    >>> ranks_along(1, ((4, 2), (2, 2)))
+    [1, 3, 5, 7]
+    """
+    ranks = [lowest]
+    for stride, size in axes:
+        ranks = [rank + place * stride for rank in ranks for place in range(size)]
+    return ranks
 
 
 class Transport(Protocol):

@@ -21,8 +21,9 @@ import torch
 import torch.distributed as dist
 
 from minitrain.engine.observers import ContentExecutor
+from minitrain.engine.protocol import ProcessGroup, ranks_along
 from minitrain.errors import UsageError
-from minitrain.operations import COMM, FETCH, OFFLOAD, STRIDE, WRITE, Stream
+from minitrain.operations import FETCH, OFFLOAD, STRIDE, WRITE
 from minitrain.operations.collectives import COLLECTIVES, Collective, by_tensor, perform, tensors_of
 from minitrain.proof.partial_gradients import PartialGrad
 from minitrain.tensors import ActivationGrad, OptState, Sharded, Weight, WeightGrad, placed
@@ -102,27 +103,17 @@ class PendingNumbers:
         return self.place.now() if self.ended is None else self.ended
 
 
-class ProcessGroup:
+class RecordedGroup(ProcessGroup):
     """What this rank knows of a group.
 
-    Attributes:
-        ranks: the members in ascending order.
-        busy_until: of no use here; whoever prices collectives writes it.
+    Args:
+        transport: the rank's.
+        ranks, is_world: as of every group.
     """
 
     def __init__(self, transport: ProcessTransport, ranks: tuple[int, ...], *, is_world: bool) -> None:
+        super().__init__(ranks, is_world=is_world)
         self.transport = transport
-        self.ranks = ranks
-        self.size = len(ranks)
-        self.is_world = is_world
-        self.stream = Stream(COMM, None if is_world else ranks)
-        self.busy_until = 0.0
-
-    def index_of(self, rank: int) -> int:
-        """Return a member's place in the group."""
-        if rank not in self.ranks:
-            raise UsageError(f"rank {rank} is not in the group {self.ranks}", rank=rank, group=self.ranks)
-        return self.ranks.index(rank)
 
     def join(self, index: int, call: Any) -> None:
         """Settle a member's collective by what the program says that all bring."""
@@ -145,22 +136,19 @@ class ProcessTransport:
 
     def __init__(self, program: RankProgram, world_size: int) -> None:
         self.program, self.world_size = program, world_size
-        self.world = ProcessGroup(self, tuple(range(world_size)), is_world=True)
+        self.world = RecordedGroup(self, tuple(range(world_size)), is_world=True)
         self.groups = {self.world.ranks: self.world}
 
-    def communicator(self, ranks: Iterable[int]) -> ProcessGroup:
+    def communicator(self, ranks: Iterable[int]) -> RecordedGroup:
         """Return the group of some ranks."""
         members = tuple(sorted(set(ranks)))
         if members not in self.groups:
-            self.groups[members] = ProcessGroup(self, members, is_world=False)
+            self.groups[members] = RecordedGroup(self, members, is_world=False)
         return self.groups[members]
 
-    def communicator_along(self, lowest: int, axes: tuple[tuple[int, int], ...]) -> ProcessGroup:
+    def communicator_along(self, lowest: int, axes: tuple[tuple[int, int], ...]) -> RecordedGroup:
         """Return the group of the ranks along some axes of a mesh."""
-        ranks = [lowest]
-        for stride, size in axes:
-            ranks = [rank + place * stride for rank in ranks for place in range(size)]
-        return self.communicator(ranks)
+        return self.communicator(ranks_along(lowest, axes))
 
     def channel(self, source: int, dest: int, tag: Any = None) -> tuple[int, int, Any]:
         """Return what names the messages from one rank to another under one tag."""

@@ -19,7 +19,6 @@ from minitrain.engine.protocol import Call, ProcessGroup, Transport, Waiter, Wai
 from minitrain.lib import Activation, Dist, Model, WeightGrad
 from minitrain.machine.config import SPECIFIED
 from minitrain.machine.predictor import RuntimePredictor
-from minitrain.operations import Stream
 
 SIZES: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 8}
 
@@ -55,32 +54,13 @@ class NetworkCall(Call):
         return self.call.describe()
 
 
-class OwnGroup:
+class OwnGroup(ProcessGroup):
     """One rank's side of a group: what the members share on the network, and a stream of its own."""
 
     def __init__(self, transport: OwnTransport, shared: ProcessGroup) -> None:
+        super().__init__(shared.ranks, is_world=shared.is_world)
         self.transport = transport
         self.shared = shared
-        self.busy_until = 0.0
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self.shared.ranks
-
-    @property
-    def size(self) -> int:
-        return self.shared.size
-
-    @property
-    def is_world(self) -> bool:
-        return self.shared.is_world
-
-    @property
-    def stream(self) -> Stream:
-        return self.shared.stream
-
-    def index_of(self, rank: int) -> int:
-        return self.shared.index_of(rank)
 
     def join(self, index: int, call: Call) -> None:
         self.transport.record(call.op, self.ranks)
