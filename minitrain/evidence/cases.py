@@ -355,6 +355,8 @@ def _memory_of(row: Row, framework: Framework, memory: str, layout: Layout, mode
         compiled = "fsdp2" if facts.get("compiled_loss", True) else "fsdp2 eager loss"
         eager, whole = ("fsdp2 eager", compiled), ("eager", memory)
         return (eager if layout.zero >= 2 else whole)[framework.is_compiled]
+    if "local" in framework.words.split():
+        return "megatron local"
     if memory == "deepspeed zero" and model.precision.gradient_bytes > model.precision.parameter_bytes:
         return "deepspeed bf16"
     if memory == "deepspeed zero" and layout.zero == 0:

@@ -324,7 +324,8 @@ def model_of(row: Row, framework: Framework, tp: int = 1) -> Transformer:
         fields["tied_embeddings"] = row.words("tied_emb").facts["tied"]
     fields["prediction_layers"] = int(row.number("mtp_layers") or 0)
     fields["attention"] = _attention(row, framework)
-    fields["dropout"] = framework.dropout if fields["mlp"] == "gelu" and fields.get("bias", True) else 0.0
+    is_gpt = (fields["mlp"] == "gelu" or fields.get("positions") == "learned") and fields.get("bias", True)
+    fields["dropout"] = framework.dropout if is_gpt else 0.0
     try:
         return Transformer(name=row.text("model") or "custom", precision=_precision(row, framework), **fields)
     except UsageError as error:

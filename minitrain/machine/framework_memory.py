@@ -8,6 +8,7 @@ the update. Frameworks differ, and a `minitrain.machine.platforms.Platform` name
 | "" | a unit's, as the run counts it | 12 | nothing |
 | "megatron" | a weight's in 16 bits | 6 | nothing |
 | "fused" | is added to its total by the multiplication | 6 | nothing |
+| "megatron local" | likewise | 6 | as "eager", and what flash attention returns before it is rearranged |
 | "transformer engine" | likewise | 6 | an array of each shape of weight, in 16 bits |
 | "deepspeed" | a weight's in 16 bits | 6 | gradients in single precision, by themselves and in one array |
 | "deepspeed zero" | a weight's in 16 bits | 6 | a bucket, and two arrays of the rank's share of gradients |
@@ -31,6 +32,8 @@ Sources:
   returns an empty array in 16 bits instead of its gradient;
 - **loss**: `calculate_logits_max` of its `tensor_parallel/cross_entropy.py` casts logits to single precision, and takes
   maximum, exponentials and gradients in place;
+- **local**: `FlashSelfAttention` of Megatron-LM's `megatron/model/transformer.py` (2023) rearranges what the kernel
+  returns and keeps into an array of its own, and `swiglu` there is no kernel;
 - **shapes**: `get_dummy_wgrad` of Transformer Engine's `pytorch/module/base.py` (from 2.3) gives autograd an array for
   each gradient that was fused, and keeps one of each shape;
 - **deepspeed**: `reduce_gradients` of DeepSpeed's `runtime/zero/stage_1_and_2.py` makes a bucket of 5e8 elements, and
@@ -179,6 +182,7 @@ class Habits:
         of_shards: whether that holds of weights in shards alone, and others are as counted.
         expands: whether SwiGLU keeps the activated gate, attention keys and values of each head, and experts their
             inputs in single precision.
+        keeps_context: whether flash attention keeps its result beside the input of the projection behind it.
         keeps_shapes: whether there is an array in 16 bits for each shape of a weight.
         keeps_gradients: whether there are all gradients of a microbatch in 16 bits beside their totals.
         keeps_outputs: whether a stage keeps what it has sent of each microbatch until its backward.
@@ -193,6 +197,7 @@ class Habits:
     parts_logit_bytes: int = 0
     of_shards: bool = False
     expands: bool = False
+    keeps_context: bool = False
     keeps_shapes: bool = False
     keeps_gradients: bool = False
     keeps_outputs: bool = False
@@ -205,6 +210,7 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
         "": Habits(),
         "megatron": Habits("weight", 6),
         "fused": Habits("none", 6),
+        "megatron local": Habits("none", 6, expands=True, keeps_context=True),
         "transformer engine": Habits("none", 6, keeps_shapes=True),
         "deepspeed": Habits("weight", 6, keeps_outputs=True, update=_cast_and_flatten),
         "deepspeed zero": Habits("weight", 6, keeps_outputs=True, update=_flatten_and_cast),
@@ -384,6 +390,8 @@ def _kept(place: Place, habits: Habits) -> float:
         kept = _HALF * sum(each.gradient_bytes for each in place.weights) / place.workload.gradient_bytes
     if habits.expands:
         kept += place.num_in_flight * sum(_expanded(place, each.layer) for each in place.weights)
+    if habits.keeps_context:
+        kept += place.num_in_flight * sum(_context(place, each.layer) for each in place.weights)
     if habits.keeps_outputs and not place.num_logits:  # the last stage sends nothing
         kept += place.num_in_flight * _sum_over_parts(place)
     return kept
@@ -470,6 +478,13 @@ def _expanded(place: Place, layer: int) -> float:
     if "keys" in saved and "values" in saved:
         found += (model.num_heads / model.num_kv_heads - 1) * (saved["keys"] + saved["values"])
     return found
+
+
+def _context(place: Place, layer: int) -> float:
+    """Return the bytes of what a layer's flash attention returns, where that is kept."""
+    core = place.workload.units[layer].core
+    named = (each for each in place.saved(layer) if each.name == "output projection input")
+    return sum(map(place.num_bytes, named)) if core is not None and core.is_flash else 0.0
 
 
 def _held_share(place: Place) -> float:

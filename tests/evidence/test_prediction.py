@@ -88,6 +88,14 @@ def test_steps_without_pieces_are_simulated(changes: dict[str, str]) -> None:
     assert _composed(case(**changes).bare(), 4, ()) is None
 
 
+@pytest.mark.parametrize(("year", "memory"), [(" (2023)", "megatron local"), ("", "transformer engine")])
+def test_megatron_of_2023_has_layers_of_its_own(year: str, memory: str) -> None:
+    sizes = {"gpu": "H100-SXM-80GB", "mlp": "swiglu, bias, learned pos emb", "ffn": "2816", "attention": "flash"}
+    found = case(**sizes, framework=f"Megatron-LM{year}")
+    assert found.platform is not None
+    assert (found.platform.memory, found.model.dropout) == (memory, 0.1)
+
+
 def test_terms_add_up_to_the_step() -> None:
     found = predict(case())
     assert tuple(found.terms) == TERMS
@@ -226,7 +234,7 @@ def runs_that_ran(most_ranks: int = 256) -> list[Case]:
 )
 def test_published_runs_that_ran_fit_into_their_devices(one_in: int) -> None:
     cases = runs_that_ran()
-    assert len(cases) == 1259
+    assert len(cases) == 1283
     chosen = [*cases[::one_in], *(case for case in cases if case.row_id in REFUSED)]
     refused = {case.row_id for case in chosen if predict(case).memory["needed"] > case.system.mem1.usable_bytes}
     assert refused == REFUSED.keys()

@@ -49,6 +49,12 @@ def test_megatron_core_holds_weights_totals_states_and_what_layers_keep() -> Non
     assert found == pytest.approx(fullest, rel=1e-6)
 
 
+def test_megatrons_own_layers_keep_the_activated_gate_and_what_flash_attention_returns() -> None:
+    fused, local = (memory_of(replace(find_platform("nemo-h100"), memory=name)) for name in ("fused", "megatron local"))
+    assert local.kept_bytes == 2 * LAYERS * TOKENS * (FFN + HIDDEN)
+    assert local.allocated_bytes - fused.allocated_bytes == local.kept_bytes
+
+
 def test_a_loss_in_one_kernel_keeps_logits_in_16_bits() -> None:
     plain, fused = (memory_of(replace(find_platform("nemo-h100"), fused_loss=flag)) for flag in (False, True))
     head_backward = 2 * (VOCABULARY * HIDDEN + HIDDEN) + 2 * TOKENS * HIDDEN  # an empty gradient, and the input's
