@@ -9,7 +9,7 @@ Megatron-Core's `core/transformer/moe/token_dispatcher.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast, final
 
 if TYPE_CHECKING:
@@ -41,11 +41,13 @@ class Kernels:
         num_units: multiprocessors that they take.
         token_ns: what one of these takes for a token alone, and for each of its KiB, ns, where links wait for them: to
             send it to a rank, and to take it back.
+        half_bytes: size of a token of which interfaces between nodes bring half as many bytes as of long ones.
     """
 
     within: tuple[tuple[int, float], ...]
     num_units: int
     token_ns: tuple[tuple[float, float], tuple[float, float]]
+    half_bytes: int
 
     def seconds(
         self, model: Any, size_bytes: float, shape: GroupShape, inner: Network, *, in_turn: bool = False
@@ -68,10 +70,10 @@ class Kernels:
         share = next((share for most, share in self.within if local <= most), self.within[-1][1])
         sent_bytes = token_bytes * num_touched(split.num_ranks, *sizes, in_turn=in_turn)
         one_bytes = model.hidden_size * model.precision.activation_bytes
-        shorter = (1 + TOKEN_HALF_BYTES / one_bytes) / (1 + TOKEN_HALF_BYTES / _SHARES_BYTES)
-        on_links = shorter * sent_bytes * (1 - 1 / local) / (share * inner.bandwidth * 1e9)
+        on_links = sent_bytes * (1 - 1 / local) / (share * inner.bandwidth * 1e9)
         across = token_bytes * num_touched(split.num_nodes, *sizes, in_turn=in_turn) * (1 - 1 / split.num_nodes)
-        between = across / (BETWEEN_NODES * outer.bandwidth * 1e9)
+        between = _longer(one_bytes, self.half_bytes) * across / (BETWEEN_NODES * outer.bandwidth * 1e9)
+        on_links *= _longer(one_bytes, TOKEN_HALF_BYTES)
         units_s = [sent_bytes / one_bytes * self._token_s(one_bytes, *each) for each in self.token_ns]
         seconds: float = outer.latency + sum(max(on_links, between, each) for each in units_s) / len(units_s)
         return seconds
@@ -81,11 +83,15 @@ class Kernels:
         return 1e-9 * (alone_ns + each_kib_ns * size_bytes / 1024) / self.num_units
 
 
-_HYBRIDEP = Kernels(((8, 0.72), (16, 0.69), (72, 0.68)), 16, ((34.5, 18.3), (140.8, 8.4)))
-_DEEPEP = Kernels(((72, 0.67),), 20, ((56.9, 44.7), (38.5, 51.5)))
-_DEEPEP_BLACKWELL = Kernels(((8, 0.44), (72, 0.28)), 24, _DEEPEP.token_ns)
+def _longer(size_bytes: float, half_bytes: float) -> float:
+    """Return how much longer a byte takes in tokens of a size than in those of `_SHARES_BYTES`."""
+    return (1 + half_bytes / size_bytes) / (1 + half_bytes / _SHARES_BYTES)
 
-_DEEPEP_AMD = Kernels(((72, 0.62),), 80, _DEEPEP.token_ns)
+
+_HYBRIDEP = Kernels(((8, 0.72), (16, 0.69), (72, 0.68)), 16, ((34.5, 18.3), (140.8, 8.4)), 2_500)
+_DEEPEP = Kernels(((72, 0.67),), 20, ((56.9, 44.7), (38.5, 51.5)), 1_930)
+_DEEPEP_BLACKWELL = replace(_DEEPEP, within=((8, 0.44), (72, 0.28)), num_units=24)
+_DEEPEP_AMD = replace(_DEEPEP, within=((72, 0.62),), num_units=80)
 
 _KERNELS: Mapping[str, Mapping[str, Kernels]] = {
     "hybridep": {"": _HYBRIDEP},
@@ -102,8 +108,10 @@ docs/discussions/deepseek-v3-gb200-optimization of github.com/NVIDIA/Megatron-LM
 those of 8 H100 where so few multiprocessors sent that links waited: HybridEP 197 GB/s dispatched and 222 combined with
 4 and 7,168 columns, 304 and 188 with 8 and 2,048; DeepEP with 8, 168 and 151, 139 and 134 (sections 3.1 and 3.3 of
 docs/deepep_vs_hybridep_benchmark.md of github.com/NVIDIA-NeMo/Automodel, 2026). For GB200's 24 with DeepEP they make
-503 and 453. AMD's are MORI-EP's on 8 MI300X with the 80 compute units that Primus has, 307 GB/s dispatched and 330
-combined, what a rank keeps included (README.md of github.com/ROCm/mori @05bb5f40)."""
+503 and 453. Interfaces between 2 nodes of 8 H100 bring 7,168 columns at 85.7 GB/s and 76.5 by HybridEP, at 84.9 and
+68.2 by DeepEP, 2,048 at 72.1 and 49.3, 58.9 and 59.1 (sections 3.2 and 3.3): a byte takes 1.37 and 1.30 times as long.
+AMD's are MORI-EP's on 8 MI300X with the 80 compute units that Primus has, 307 GB/s dispatched and 330 combined, what a
+rank keeps included (README.md of github.com/ROCm/mori @05bb5f40)."""
 
 
 def kernels_of(dispatcher: str, device: str) -> Kernels | None:

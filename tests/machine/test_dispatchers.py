@@ -125,6 +125,19 @@ def test_libraries_take_as_long_as_published_for_few_units_and_short_tokens(
     assert seconds == pytest.approx(published, rel=0.12)
 
 
+@pytest.mark.parametrize(("dispatcher", "published"), [("hybridep", (72.1, 49.3)), ("deepep", (58.9, 59.1))])
+def test_interfaces_bring_short_tokens_more_slowly(dispatcher: str, published: tuple[float, float]) -> None:
+    """16 H100 in 2 nodes; what stays in a node counts, as in docs/deepep_vs_hybridep_benchmark.md of AutoModel."""
+    hardware = load_config("h100_80g_nvl8")
+    inner, outer = sorted(hardware.networks, key=lambda tier: tier.size)
+    kernels, model = kernels_of(dispatcher, hardware.name), replace(DEEPSEEK, hidden_size=2048, groups_per_token=8)
+    assert kernels is not None
+    seconds = kernels.seconds(model, 4096 * 8 * 2048 * 2, GroupShape(outer, Split.of([8, 8])), inner)
+    sent_bytes = 4096 * 2048 * 2 * num_touched(2, 256, 8)
+    rates = [2 / sum(1 / each for each in published), sent_bytes / seconds * 1e-9]
+    assert rates[1] == pytest.approx(rates[0], rel=0.15)
+
+
 def test_tokens_sent_to_few_ranks_take_less_time_and_memory() -> None:
     times = [step_time(f"nemo-h100:dispatcher=deepep,in_turn={value}", ep=16) for value in (False, True)]
     assert times[1] < times[0]
