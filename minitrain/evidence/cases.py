@@ -322,6 +322,7 @@ def _platform(
         one_hot_capacity=(row.number("capacity_factor") or 0.0) if found.by_xla and layout.ep == 1 else 0.0,
         fused_loss=_fuses_loss(row, framework, found),
         memory=_memory_of(row, framework, found.memory, layout, model),
+        persistent=found.persistent or _pairs_passes(row, framework, layout),
     )
     if layout.tp == 1:
         return replace(found, parts_exposed=1.0)  # its ranks exchange nothing for tensor parallelism

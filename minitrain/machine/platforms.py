@@ -135,8 +135,8 @@ class Platform(KernelHabits):
         host_update_s: how long the processors of a node take for Adam's step on 1e9 parameters, s, by the library that
             the framework takes, where the hardware does not say: DeepSpeed's 2.57 s for 1e10, PyTorch's 14.76 s on two
             Xeon 8168 (ZeRO-Offload, Ren et al. 2021, table 4).
-        persistent: whether kernels of matrices stay on their multiprocessors where the device has such: PyTorch's on
-            Hopper.
+        persistent: whether kernels of matrices stay on their multiprocessors where the device has such, and wait for
+            what holds some of these: PyTorch's on Hopper, Megatron's where a forward runs beside a backward.
         fitted_error: of nine in ten runs that it was fitted to, each predicted by the fit to the others, the share that
             the step time was missed by at most; None where nothing was fitted to one's own runs.
 

@@ -262,6 +262,7 @@ def test_passes_are_paired_where_tokens_leave_nodes_or_rows_say_so(
     sizes = {**EXPERTS, "n_gpus": "64", "n_experts": "16", "tp": "1", "pp": "2", "vpp": "2", "dp": "32", "gbs": "64"}
     found = case(**{**sizes, "framework": framework, "ep": ep, "overlap": overlap, "n_micro": "", "mbs": "1"})
     assert found.options["schedule"] == ("combined_1f1b" if paired else "1f1b")
+    assert getattr(found.platform, "persistent", None) == paired
 
 
 def test_a_host_that_waits_for_tokens_launches_slower() -> None:
