@@ -359,13 +359,13 @@ EAGER_LAUNCH_S = MappingProxyType({"": 13.48e-6, "gh200": 33.17e-6, "gb200": 37.
 `torch.nn.Linear` on DGX H100's Xeon 8480C, taken for all x86 hosts, and on Grace, whose cores are slower (issue 2053 of
 github.com/NVIDIA/TransformerEngine, 2025)."""
 
-EXPERT_LAUNCH_S = 33.4e-6
-"""The same at least, s, for layers with experts: an eighth of the 0.267 ms in which Transformer Engine multiplies the
-tokens of eight experts, 128 each (2048 x 2048, whose kernels take a fraction of that; pull request 3134 of
-github.com/NVIDIA/TransformerEngine, 2026). What it launches around them takes as long: `te.Linear`, forward and
-backward, 311 us on Grace for three launches (pull request 3523), which is 38 us a launch on x86 if all of PyTorch is as
-much quicker there as `torch.nn.Linear`. It counts where the host waits for the tokens of each expert, as of every
-layer (`MoEAlltoAllTokenDispatcher` of Megatron-Core): it is never ahead of the device, as it is in dense layers."""
+EXPERT_LAUNCH_S = MappingProxyType({"": 33.4e-6, "gh200": 90.53e-6, "gb200": 99.66e-6, "gb300": 99.66e-6})
+"""The same, s, for layers with experts, which are Transformer Engine's. On x86 an eighth of the 0.267 ms in which it
+multiplies the tokens of eight experts, 128 each (2048 x 2048, whose kernels take a fraction of that; pull request 3134
+of github.com/NVIDIA/TransformerEngine, 2026), on Grace its `Linear` forward (issue 2053; forward and backward take
+311 us for three launches, says pull request 3523). It counts where the host waits for the tokens of each expert, as of
+every layer (`MoEAlltoAllTokenDispatcher` of Megatron-Core): it is never ahead of the device, as it is in dense layers.
+Experts' own multiplications are a loop in C++, not modules: on Grace each launch of it takes what PyTorch's takes."""
 
 CAPTURED = frozenset({"gb200", "gb300"})
 """The families where Megatron's recipes replay CUDA graphs, as Grace is slow (`cuda_graph_scope` "attn", "moe_router"
@@ -383,11 +383,21 @@ def eager_launch_s(device: str, *, has_experts: bool = False) -> float:
 
     >>> eager_launch_s("gb200_nvl72"), eager_launch_s("b200_192g_nvl8")
     (3.708e-05, 1.348e-05)
-    >>> eager_launch_s("b200_192g_nvl8", has_experts=True)
-    3.34e-05
+    >>> eager_launch_s("gb200_nvl72", has_experts=True), eager_launch_s("b200_192g_nvl8", has_experts=True)
+    (9.966e-05, 3.34e-05)
     """
-    found = EAGER_LAUNCH_S.get(device.partition("_")[0], EAGER_LAUNCH_S[""])
-    return max(found, EXPERT_LAUNCH_S) if has_experts else found
+    by_family = EXPERT_LAUNCH_S if has_experts else EAGER_LAUNCH_S
+    return by_family.get(device.partition("_")[0], by_family[""])
+
+
+def loop_share(device: str) -> float:
+    """Return what a launch in the loop over experts takes of one of their layers' others.
+
+    >>> round(loop_share("gb200_nvl72"), 2), loop_share("b200_192g_nvl8")
+    (0.37, 1.0)
+    """
+    family = device.partition("_")[0]
+    return EAGER_LAUNCH_S[family] / EXPERT_LAUNCH_S[family] if family in EAGER_LAUNCH_S else 1.0
 
 
 def rates_of(system: SystemConfig) -> KernelRates:

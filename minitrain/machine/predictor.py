@@ -31,6 +31,7 @@ from minitrain.machine.device import STORAGE, Device, RooflineDevice
 from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
 from minitrain.machine.dispatchers import has_experts, shape_of
 from minitrain.machine.kernel_device import KernelDevice, eager_launch_s, gradients_beside, longer_by_pieces, rates_of
+from minitrain.machine.kernel_device import loop_share as loop_share_of
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.measured_topology import places_of, topology_of
 from minitrain.machine.network import CHANNEL_GBPS, SENDING_WARPS, channels_of_message, memory_bytes, select_tier
@@ -398,23 +399,22 @@ class KernelPredictor(_ConfigPredictor):
         rates, captures = rates_of(system), platform.captures_on(system.name)
         terms = [term for term in pricing.without if term in TERMS_OF_KERNELS]
         self.world_size, self.system, self.pricing = world_size, system, pricing
-        self._has_transfers = "transfers" not in pricing.without
-        self._platform = platform
+        self._platform, self._left_out = platform, frozenset(pricing.without)
         self._inner = min(system.networks, key=lambda tier: tier.size)
-        self._left_out = frozenset(pricing.without)
+        is_waiting = has_experts(workload) and not platform.pads_experts and captures != "whole"
         self.style = Style(
             attention=platform.attention or rates.usual_attention,
             casts_apart=platform.casts_apart,
             **{each.name: getattr(platform, each.name) for each in fields(KernelHabits)},
             captures=captures,
             captures_experts=captures == "whole" or (platform.pads_experts and captures is True),
+            loop_share=loop_share_of(system.name) if is_waiting else 1.0,
             num_gathered=int(cast("float", system.sheet.features.get("devices", 1))),
             transposes=system.sheet.device_class != "tpu"
             and cast("float", system.sheet.features.get("compute_capability", 0)) < _EITHER_ORDER,
         )
         launch_s = platform.launch_s
         if platform.is_eager and launch_s is None:
-            is_waiting = has_experts(workload) and not platform.pads_experts and captures != "whole"
             launch_s = platform.launch_factor * eager_launch_s(system.name, has_experts=is_waiting)
         rates, launch_s = platform.rates(rates.without(*terms)), 0.0 if "launches" in terms else launch_s
         device = KernelDevice(system, rates, launch_s=launch_s, num_devices=world_size)
@@ -450,7 +450,7 @@ class KernelPredictor(_ConfigPredictor):
         return Price(0.0)  # a step of many: the weights are there
 
     def _collective(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price:
-        if not self._has_transfers:
+        if "transfers" in self._left_out:
             return Price(0.0, size_bytes)
         price = self._unhidden(op, size_bytes, ranks, algorithm)
         return self._beside_memory(price, memory_bytes(op, size_bytes, len(ranks)))
@@ -516,7 +516,7 @@ class KernelPredictor(_ConfigPredictor):
         return ranks[-1] - ranks[0] == len(ranks) - 1 < self._inner.size
 
     def _p2p(self, op: str, size_bytes: float, source: int, dest: int) -> Price:
-        if not self._has_transfers:
+        if "transfers" in self._left_out:
             return Price(0.0, size_bytes)
         price = super()._p2p(op, size_bytes, source, dest)
         batches = self._platform.batches_messages

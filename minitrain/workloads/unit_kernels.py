@@ -149,6 +149,7 @@ class Style(KernelHabits):
         captures_experts: whether these are too, as they can be where the number of their tokens does not change.
         transposes: whether matrix units take eight-bit operands in one order alone, as Hopper's do.
         casts_apart: whether activation functions write 16 bits, which another kernel casts.
+        loop_share: how long a launch of experts takes, which a loop in C++ makes, of one that Python dispatches.
         num_gathered: how often a device gathers weights: once for each core that frameworks count as a device.
     """
 
@@ -158,6 +159,7 @@ class Style(KernelHabits):
     captures_experts: bool = False
     transposes: bool = True
     casts_apart: bool = False
+    loop_share: float = 1.0
     num_gathered: int = 1
 
     def captured(self, num_launches: int, kind: str) -> int:
@@ -376,7 +378,7 @@ class _Lister:
             return 1 + is_backward
         casts = CASTS_OF_EXPERT[self.model.precision.scaling] if self._is_narrow else 0
         casts += _EXPERT_BIAS_LAUNCHES[gemm.name.endswith("down")][is_backward] * self.model.mlp_bias
-        return gemm.batch * (casts + 1 + (gemm.is_trained and is_backward))
+        return round(self.style.loop_share * gemm.batch * (casts + 1 + (gemm.is_trained and is_backward)))
 
     def scan(self, *, is_backward: bool) -> Iterator[Kernel]:
         """Yield the products of a linear attention's chunks, if it is one; backward makes states again."""
