@@ -5,7 +5,7 @@ carries the facts of its message as attributes (`error.rank`, `error.layer`, ...
 does not apply is absent from `error.facts` and reads as None.
 
 Faults of the fields of a description are told all in one error (`refuse`). What is given to public functions and
-classes is of the type that their annotations say, or is refused by name (`typed`):
+classes is of the type that their annotations say, or is refused by name (`typed`, `typed_methods`):
 
 - Before a function is called, its flags, callables, collections and objects are checked, at no cost that counts. Its
   numbers, words and paths have rules of their own, which say more than a type does.
@@ -140,6 +140,16 @@ def require_number(name: str, value: Any, of: str = "", *, or_zero: bool = False
         raise UsageError(f"{name} must be {rule}, got {value!r:.80}", name=name, value=value)
 
 
+def require_percent(value: Any) -> None:
+    """Require a number from 0 to 100.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    if not is_number(value, 100):
+        raise UsageError(f"percent must be a number from 0 to 100, got {shown(value)}", value=value)
+
+
 def require_installed(extra: str, what: str, *modules: str) -> None:
     """Require libraries that only an extra of minitrain's brings.
 
@@ -225,11 +235,15 @@ def say_ignored(hook: Callable[[Any], object], found: Any) -> None:
 
 
 def place_of(error: BaseException) -> str:
-    """Return the innermost line of an error's traceback that is not minitrain's, the standard library's or typer's."""
-    found = (find_spec(name) for name in ("typer", "click"))  # which call minitrain's commands
-    parsers = (str(Path(spec.origin).parent) for spec in found if spec is not None and spec.origin is not None)
-    others = (str(Path(__file__).parent), str(Path(traceback.__file__).parent), *parsers)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(others)]
+    """Return the innermost line of an error's traceback that is neither minitrain's nor of a library around it."""
+    found = (find_spec(name) for name in ("typer", "click", "rich", "numpy", "jax", "torch"))
+    libraries = (str(Path(spec.origin).parent) for spec in found if spec is not None and spec.origin is not None)
+    others = (str(Path(__file__).parent), str(Path(traceback.__file__).parent), *libraries)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((*others, "<frozen "))
+    ]
     return f", in {frames[-1].filename}, line {frames[-1].lineno}" if frames else ""
 
 
@@ -305,6 +319,7 @@ def shown(value: Any) -> str:
 
 
 Public = TypeVar("Public", bound=Callable[..., Any])
+Class = TypeVar("Class", bound=type)
 
 _RULED: Mapping[Any, type] = {int: Integral, float: Real, str: str}
 """Types of arguments of functions that have rules of their own, and what is of them."""
@@ -317,6 +332,14 @@ def typed(public: Public) -> Public:
         return public
     refusing: Public = _refusing(public, public)
     return refusing
+
+
+def typed_methods(public: Class) -> Class:
+    """Let the public methods of a class refuse such arguments; for classes whose objects come from minitrain."""
+    for name, method in [*vars(public).items()]:
+        if name[0] != "_" and inspect.isfunction(method) and len(inspect.signature(method).parameters) > 1:
+            setattr(public, name, typed(method))
+    return public
 
 
 def _refusing(function: Any, public: Any) -> Any:

@@ -407,7 +407,7 @@ def replacing(target: Path) -> Iterator[Path]:
         yield temporary
         temporary.replace(target)
     except OSError as error:
-        if error.filename == str(temporary):
+        if error.filename in (str(temporary), None):  # what a full disk refuses has no name
             error.filename, error.filename2 = str(target), None  # the name that the caller gave
         raise
     finally:

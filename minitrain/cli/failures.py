@@ -115,6 +115,8 @@ def _replace_unprintable_characters() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # suppressed where it has no such method
+    if not os.environ.get("COLUMNS", "1").strip("0"):
+        del os.environ["COLUMNS"]  # in no columns rich would print nothing
 
 
 def _discard_further_output() -> int:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from minitrain.errors import MinitrainError, UsageError, typed
+from minitrain.errors import MinitrainError, UsageError, typed, typed_methods
 from minitrain.evidence.cases import Case, Prediction, case_and_prediction
 from minitrain.evidence.cluster_tables import COLUMNS, cluster_results, layer_results, stage_results, state_results
 from minitrain.evidence.columns import unknown_columns
@@ -165,6 +165,7 @@ _CHUNK = 4  # rows that a process takes at a time
 Progress = Callable[[int, int], None]
 
 
+@typed_methods
 @dataclass(frozen=True, slots=True)
 class Validation:
     """Measured runs, and what they were predicted to take.

@@ -36,7 +36,7 @@ from itertools import accumulate, combinations
 from pathlib import Path
 from typing import Any, ClassVar
 
-from minitrain.errors import MinitrainError, UsageError, typed
+from minitrain.errors import MinitrainError, UsageError, typed, typed_methods
 from minitrain.files import StrPath, is_file, key_path, shown
 from minitrain.machine import config
 from minitrain.machine.device_groups import Devices, Link, Thermal, require_positive
@@ -46,6 +46,7 @@ from minitrain.machine.topology import node_of_each_rank
 Pair = frozenset[str]
 
 
+@typed_methods
 @typed
 @dataclass(frozen=True, slots=True)
 class Cluster:

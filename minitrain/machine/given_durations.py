@@ -32,7 +32,7 @@ from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 from annotated_types import Ge, Gt
 
-from minitrain.errors import UsageError, typed
+from minitrain.errors import UsageError, typed, typed_methods
 from minitrain.files import StrPath, read_json, read_text, write_text
 from minitrain.machine.network import no_such_algorithm
 from minitrain.machine.predictor import DevicePredictor
@@ -256,6 +256,7 @@ class Line:
         return all(least / ROOM <= size <= most * ROOM for size, least, most in bounds)
 
 
+@typed_methods
 @typed
 @dataclass(frozen=True, slots=True)
 class Calibration:

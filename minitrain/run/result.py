@@ -20,7 +20,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import require_number, typed
+from minitrain.errors import require_number, typed, typed_methods
 from minitrain.files import StrPath
 from minitrain.machine.given_durations import CALIBRATED
 from minitrain.machine.price import accounts_of
@@ -108,6 +108,7 @@ class TokenBudget:
         return {**figures, "megawatt_hours": self.megawatt_hours}
 
 
+@typed_methods
 @dataclass(frozen=True)
 class Run(DeviceMemoryFigures, FiguresOfStep):
     """One simulated training step of all ranks.

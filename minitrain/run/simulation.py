@@ -45,7 +45,7 @@ from minitrain.engine.dist import Dist
 from minitrain.engine.model import Model, watched
 from minitrain.engine.observers import Executor, Observer, together
 from minitrain.engine.semantics import require_handed_on
-from minitrain.errors import HardwareConfigError, UsageError, reason_of, require_count, typed
+from minitrain.errors import HardwareConfigError, UsageError, reason_of, require_count, typed, typed_methods
 from minitrain.files import StrPath
 from minitrain.machine.predictor import network_of
 from minitrain.operations import TIME, UNITS_PER_ELEMENT
@@ -639,6 +639,7 @@ def _known_workload(given: Mapping[str, Any]) -> Any:
         return None
 
 
+@typed_methods
 @dataclass(frozen=True, repr=False)
 class Comparison:
     """The runs of several strategies, in the order in which these were given.

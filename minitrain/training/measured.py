@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, typed_methods
 from minitrain.files import StrPath, write_bytes
 from minitrain.machine.price import Account, Price
 from minitrain.operations import COLLECTIVES, LAUNCHED, PRICE, RECV, SEND, STRIDE, TIME, WAITED_FOR, EventLog
@@ -47,6 +47,7 @@ class LossWarning(UserWarning):
     """The loss of a step is infinite or no number."""
 
 
+@typed_methods
 @dataclass(frozen=True)
 class MeasuredRun(Run):
     """Training steps of real processes.

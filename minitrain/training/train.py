@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import UsageError, require_count, require_installed, require_number, typed
+from minitrain.errors import UsageError, require_count, require_installed, require_number, typed, typed_methods
 from minitrain.files import StrPath, write_text
 from minitrain.run.parameters import split_keywords
 from minitrain.run.rank_tasks import declared_by
@@ -230,6 +230,7 @@ class LossCurve:
         return next((seconds for seconds, smoothed in found if smoothed <= loss), None)
 
 
+@typed_methods
 @dataclass(frozen=True, slots=True)
 class LossCurves:
     """The loss of strategies over time, in the order in which they were given."""

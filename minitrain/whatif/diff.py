@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitrain.errors import UsageError, typed
+from minitrain.errors import UsageError, typed, typed_methods
 from minitrain.files import StrPath
 from minitrain.operations import COMM, HOST_MOVES
 from minitrain.run.analysis.labels import duration
@@ -133,6 +133,7 @@ class Explanation:
     count: int
 
 
+@typed_methods
 @dataclass(frozen=True, eq=False)
 class Gap:
     """The difference between the step times of two runs, and what it is due to.

@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from minitrain.errors import UsageError, require_count, require_number, typed
+from minitrain.errors import UsageError, require_count, require_number, require_percent, typed, typed_methods
 from minitrain.machine.device import mtbf_hours_of, require_devices, require_mtbf
 from minitrain.operations import OFFLOAD, WRITE
 from minitrain.run.analysis.labels import GIB, duration
@@ -257,6 +257,7 @@ _MOST_MISSING = 8  # sizes of an elastic job that are simulated
 _MOST_FAILURES = 10**7  # in all samples, which take minutes
 
 
+@typed_methods
 @dataclass(frozen=True, eq=False)
 class Goodput:
     """How much of a long run is training.
@@ -284,6 +285,7 @@ class Goodput:
 
     def percentile(self, percent: float) -> float:
         """Return the goodput that so many percent of the samples do not reach, 0 to 1."""
+        require_percent(percent)
         return float(np.percentile(self.shares[:, CAUSES.index(WORK)], percent))
 
     @property

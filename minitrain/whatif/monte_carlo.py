@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitrain.errors import UsageError, is_number, require_count, typed
+from minitrain.errors import UsageError, is_number, require_count, require_percent, typed, typed_methods
 from minitrain.files import StrPath
 from minitrain.machine.config import numbers_of, rule_of, varied_configs
 from minitrain.machine.config_format import SHARE, WHOLE
@@ -202,6 +202,7 @@ class Swing:
         return self.slower_s - self.quicker_s
 
 
+@typed_methods
 @dataclass(frozen=True)
 class Sensitivity:
     """What the step time of a run depends on.
@@ -490,6 +491,7 @@ def path_sums_of_operations(activities: Activities) -> PathSums:
 _MOST_LINES = 3
 
 
+@typed_methods
 @dataclass(frozen=True, eq=False)
 class MonteCarlo:
     """The step time of a run under noise, with its pictures and tables.
@@ -527,6 +529,7 @@ class MonteCarlo:
 
     def percentile(self, percent: float) -> float:
         """Return the step time that so many percent of the samples do not exceed, s."""
+        require_percent(percent)
         return float(np.percentile(self.step_times, percent))
 
     @property
@@ -546,6 +549,7 @@ class MonteCarlo:
 
     def histogram(self, num_bins: int = 60) -> tuple[Floats, Ints]:
         """Return the edges of bins of equal width, s, (num_bins + 1,), and how many samples each has, (num_bins,)."""
+        require_count("num_bins", num_bins, most=10**6)
         counts, edges = np.histogram(self.step_times, bins=num_bins)
         return edges, counts
 

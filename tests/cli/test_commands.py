@@ -394,6 +394,11 @@ def test_no_column_is_so_narrow_that_it_breaks_a_word(
     assert {word for cell in cells for word in cell.split()} <= {*capsys.readouterr().out.split()}
 
 
+def test_a_terminal_without_columns_gets_every_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "0")
+    assert "A step begins when the weights are there" in minitrain("compare", "ddp", "--no-trace").stdout
+
+
 def test_version_is_the_package_s() -> None:
     assert minitrain("--version").stdout.startswith("minitrain 0.")
 

@@ -25,7 +25,7 @@ CALLED = [
     for name in mt.__all__
     if callable(getattr(mt, name)) and name not in MADE_BY_OTHERS and not name.endswith("Error")
 ]
-SIZES = {"world_size": 2, "num_layers": 2, "global_batch_size": 4}
+SIZES: dict[str, Any] = {"world_size": 2, "num_layers": 2, "global_batch_size": 4}
 QUICK = sorted(
     {*CALLED} - {"validate", "tune", "train", "calibrate", "loss_curves"}
 )  # which do much with what they take
@@ -34,7 +34,7 @@ QUICK = sorted(
 @cache
 def valid() -> dict[str, Any]:
     """Return a valid value of every parameter that has no default, but for numbers, such as 8."""
-    run = mt.simulate("ddp", **SIZES)  # type: ignore[arg-type]  # of any parameter
+    run = mt.simulate("ddp", **SIZES)
     return SIZES | {
         "run": run,
         "runs": run,
@@ -146,3 +146,41 @@ class NoHandler:
 def test_what_cannot_be_used_is_refused_by_name(call: Any, said: str) -> None:
     with pytest.raises(mt.UsageError, match=said):
         call()
+
+
+@cache
+def results() -> dict[str, Any]:
+    """Return an object of each kind that functions return."""
+    run = mt.simulate("ddp", fold=False, **SIZES)
+    return {
+        "run": run,
+        "folded": mt.simulate("ddp", world_size=8, fold=True),
+        "comparison": mt.compare(["ddp"], **SIZES),
+        "sweep": mt.sweep("ddp", {"world_size": [2]}, jobs=1, num_layers=2),
+        "gap": mt.diff(run, run),
+        "noise": mt.monte_carlo(run, mt.Noise(jitter=0.1), samples=3),
+        "sensitivity": mt.sensitivity(run),
+        "goodput": mt.goodput("ddp", days=1, samples=2, **SIZES),
+    }
+
+
+RESULTS = ["run", "folded", "comparison", "sweep", "gap", "noise", "sensitivity", "goodput"]
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_whatever_methods_of_results_are_given_no_error_is_of_pythons_own(name: str, tmp_path: Path) -> None:
+    methods = inspect.getmembers(results()[name], inspect.ismethod)
+    for method in [method for public, method in methods if public[0] != "_"]:
+        for parameter in inspect.signature(method).parameters:
+            values: list[Any] = [object(), -1, math.nan, b"\xff", [], None]
+            for value in values:
+                given = {parameter: value} if parameter == "path" else {"path": tmp_path / "file", parameter: value}
+                known = inspect.signature(method).parameters
+                with suppress(mt.MinitrainError):
+                    method(**{each: value for each, value in given.items() if each in known})
+
+
+@pytest.mark.parametrize("path", [None, -1, b"\xff", ["a"]])
+def test_a_path_that_is_none_is_refused_by_name(path: Any) -> None:
+    with pytest.raises(mt.UsageError, match=r"path must be of type str \| PathLike\[str\], got"):
+        results()["run"].write_html(path)

@@ -62,7 +62,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_file_is_whole_or_absent(name: str, tmp_path: Path) -> None:
     path = tmp_path / name
-    with full_disk(), pytest.raises((OSError, mt.MinitrainError)):
+    with full_disk(), pytest.raises((OSError, mt.MinitrainError), match=name):
         WRITERS[name](path)
     assert not [*tmp_path.iterdir()]
     WRITERS[name](path)

@@ -18,6 +18,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.engine.model import Model
+from minitrain.errors import typed_methods
 from minitrain.operations import (
     COMM,
     LAYER,
@@ -319,6 +320,7 @@ MOST_DRAWN = 50_000
 """The most events of a run whose ranks are drawn one by one where nobody asked for folding; of more, classes are."""
 
 
+@typed_methods
 @dataclass(frozen=True, repr=False, eq=False)
 class FoldedRun(Run):
     """A run of which one rank of each class was simulated.

@@ -32,7 +32,7 @@ from typing import Any, Literal, NotRequired
 from typing_extensions import TypedDict
 
 from minitrain.engine.semantics import Shares
-from minitrain.errors import MinitrainError, UsageError, require_count, typed
+from minitrain.errors import MinitrainError, UsageError, require_count, typed, typed_methods
 from minitrain.files import StrPath, read_json, write_text
 from minitrain.machine import load_config
 from minitrain.machine.cluster import Cluster
@@ -95,6 +95,7 @@ class Verdict:
         return self.step_time if self.step_time is not None and self.reason in (SIMULATED, REFINED) else inf
 
 
+@typed_methods
 @dataclass(frozen=True, eq=False)
 class Plan:
     """A layout of a step on a cluster. It may be given as `shares` to `simulate`.

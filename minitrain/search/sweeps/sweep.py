@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 from zlib import crc32
 
-from minitrain.errors import NO_MEMORY, UsageError, require_count, typed
+from minitrain.errors import NO_MEMORY, UsageError, require_count, typed, typed_methods
 from minitrain.files import StrPath, replacing
 from minitrain.plain_text import spreadsheet_cell
 from minitrain.run.figures import data_frame
@@ -446,6 +446,7 @@ def _loadable(strategies: str | Strategy | Iterable[str | Strategy]) -> list[str
     return list(by_label.values())
 
 
+@typed_methods
 @dataclass(eq=False, repr=False)
 class Sweep:
     """The rows of many configurations, which are simulated when they are asked for.

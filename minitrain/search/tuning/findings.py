@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
 
-from minitrain.errors import UsageError, require_count
+from minitrain.errors import UsageError, require_count, typed_methods
 from minitrain.files import StrPath, read_json, shown
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.facts import remark_on, sureness_of, trained_model_of
@@ -163,6 +163,7 @@ def _in_words(name: str, value: Any) -> str:
 _SHORT = {"num_chunks": "chunks", "microbatch_size": "microbatch"}
 
 
+@typed_methods
 class Findings:
     """The rows of a search, without their explanation.
 

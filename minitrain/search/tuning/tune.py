@@ -16,7 +16,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
-from minitrain.errors import UsageError, require_count, require_number, typed
+from minitrain.errors import UsageError, require_count, require_number, typed, typed_methods
 from minitrain.files import StrPath
 from minitrain.run.figures import data_frame
 from minitrain.run.parameters import DEFAULTS
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from minitrain.search.tuning.explanation import TuningExplanation
 
 
+@typed_methods
 @final
 class Tuning(Findings):
     """What a search has found; see `Findings` for `best`, `front`, `rows` and what else it holds."""
