@@ -50,7 +50,7 @@ from minitrain.machine.price import (
 from minitrain.machine.topology import FlatTopology, Topology, Transfer, make_topology
 from minitrain.operations import ON_HOST, UPDATE_ON_HOST, WRITE
 from minitrain.workloads.matmul import MATMUL_LAYER
-from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, KernelHabits, PassMode, Workload, fills_devices
+from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, KernelHabits, PassMode, Style, Workload, fills_devices
 
 if TYPE_CHECKING:
     from minitrain.workloads.kernels import KernelList
@@ -393,8 +393,6 @@ class KernelPredictor(_ConfigPredictor):
         placement: Sequence[int] | None = None,
         workload: Workload = MATMUL_LAYER,
     ) -> None:
-        from minitrain.workloads.unit_kernels import Style  # noqa: PLC0415  (only where kernels are priced)
-
         system, platform = load_config(hardware), pricing.known_platform
         rates, captures = rates_of(system), platform.captures_on(system.name)
         terms = [term for term in pricing.without if term in TERMS_OF_KERNELS]

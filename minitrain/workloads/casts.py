@@ -40,27 +40,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Protocol
 
 from minitrain.workloads.kernels import MemoryPass
 from minitrain.workloads.shapes import Gemm
-
-
-class CastsStyle(Protocol):
-    """What casts take of a framework's style (`minitrain.workloads.unit_kernels.Style`)."""
-
-    @property
-    def eager(self) -> float:
-        """Return the factor on the traffic of passes over memory."""
-
-    @property
-    def transposes(self) -> bool:
-        """Return whether matrix units take eight-bit operands in one order alone."""
-
-    @property
-    def casts_apart(self) -> bool:
-        """Return whether activation functions write 16 bits, which another kernel casts."""
-
+from minitrain.workloads.workload import Style
 
 _CAST_BYTES, _TRANSPOSED_BYTES = 4, 2  # read in 16 bits, written in eight, and written in eight transposed
 
@@ -78,7 +61,7 @@ and that is cast anyway, by where scaling factors come from."""
 
 
 def eight_bit_passes(
-    gemm: Gemm, style: CastsStyle, scaling: str, share: float, *, is_backward: bool, is_attention: bool
+    gemm: Gemm, style: Style, scaling: str, share: float, *, is_backward: bool, is_attention: bool
 ) -> Iterator[MemoryPass]:
     """Yield the casts and transpositions of a multiplication in eight bits, forward or backward.
 

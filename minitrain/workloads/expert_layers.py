@@ -36,8 +36,8 @@ from minitrain.workloads.kernels import Kernel, KernelList, MemoryPass
 from minitrain.workloads.pass_costs import MOVES_OF_NORM, MOVES_OF_RESIDUAL
 from minitrain.workloads.shapes import WHOLE, Degrees, Gemm, Projection, Work
 from minitrain.workloads.unit import Unit, has_second_norm
-from minitrain.workloads.unit_kernels import PERMUTATIONS, UNFUSED_ROUTER, Style, pass_kernels, repeated_kernels
-from minitrain.workloads.workload import Cost, PassMode, Recompute, takes_again
+from minitrain.workloads.unit_kernels import PERMUTATIONS, UNFUSED_ROUTER, pass_kernels, repeated_kernels
+from minitrain.workloads.workload import Cost, PassMode, Recompute, Style, takes_again
 
 _LAUNCHES: Mapping[str, int] = {"route": 26, "combine": 4, "backward_combine": 3, "backward_route": 13}
 _AROUND_OF: Mapping[str, tuple[str, ...]] = MappingProxyType(

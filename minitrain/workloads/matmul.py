@@ -41,6 +41,7 @@ from minitrain.workloads.workload import (
     AlikeLayers,
     Cost,
     PassMode,
+    Style,
     cost_of_weight_pass,
     held_compressed_bytes,
     other_message_bytes,
@@ -48,7 +49,6 @@ from minitrain.workloads.workload import (
 
 if TYPE_CHECKING:
     from minitrain.workloads.kernels import KernelList
-    from minitrain.workloads.unit_kernels import Style
 
 SPECIFIED, DENSE = "specified", "dense"
 

@@ -55,12 +55,11 @@ from minitrain.workloads.unit import Unit, has_second_norm
 from minitrain.workloads.unit_kernels import (
     FLASH_LAUNCHES,
     UNFUSED_LAUNCHES,
-    Style,
     backward_kernels,
     forward_kernels,
     repeated_kernels,
 )
-from minitrain.workloads.workload import Context, Cost, PassMode
+from minitrain.workloads.workload import Context, Cost, PassMode, Style
 
 MOVES_OF_NORM, MOVES_OF_RESIDUAL = 2, 3
 """How often a norm and a residual connection read or write the hidden state, forward."""

@@ -34,7 +34,7 @@ from minitrain.workloads.matmul import DENSE, DENSE_LAYER, DenseRows
 from minitrain.workloads.shapes import Degrees, Work, num_factors
 from minitrain.workloads.transformer import Transformer, find_model
 from minitrain.workloads.unit import Unit
-from minitrain.workloads.unit_kernels import Style, loss_kernels, pass_kernels, update_kernels
+from minitrain.workloads.unit_kernels import loss_kernels, pass_kernels, update_kernels
 from minitrain.workloads.workload import (
     USUAL,
     WEIGHT_PASSES,
@@ -42,6 +42,7 @@ from minitrain.workloads.workload import (
     Cost,
     Pairs,
     PassMode,
+    Style,
     Workload,
     cost_of_weight_pass,
     held_compressed_bytes,

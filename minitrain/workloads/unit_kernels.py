@@ -51,7 +51,7 @@ from minitrain.workloads.kernels import (
 )
 from minitrain.workloads.shapes import ADAPTER, Cut, Gemm, Work
 from minitrain.workloads.unit import Unit, has_second_norm
-from minitrain.workloads.workload import KernelHabits, PassMode, modules_of
+from minitrain.workloads.workload import PassMode, Style, modules_of
 
 _OF_WEIGHTS = ((3, 0), (5, 5))  # read in 16 bits to be rounded, written in eight; read before for the largest element
 PERMUTATIONS = ("permutation", "unpermutation")
@@ -135,37 +135,6 @@ concatenation; the products for the gradients of both factors and their sums, an
 _EXPERT_BIAS_LAUNCHES = ((0, 1), (2, 5))
 """Kernels of each expert for its first and its last bias, forward and backward: `_apply_bias` runs them one expert
 after another, and each bias's gradient is added to the whole gradient by itself."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class Style(KernelHabits):
-    """How a framework runs a model's kernels on a device: its habits, and what follows from the device.
-
-    Args:
-        attention: generation of the attention kernel, where the model has flash attention.
-        datatype: key of the hardware config's rates, for matrices; the model's own if None.
-        captures: whether a pass is the replay of a CUDA graph, but for experts; "router" if what leads to them is.
-        captures_experts: whether these are too, as they can be where the number of their tokens does not change.
-        transposes: whether matrix units take eight-bit operands in one order alone, as Hopper's do.
-        casts_apart: whether activation functions write 16 bits, which another kernel casts.
-        loop_share: how long a launch of experts takes, which a loop in C++ makes, of one that Python dispatches.
-        num_gathered: how often a device gathers weights: once for each core that frameworks count as a device.
-    """
-
-    attention: str = "flash2"
-    datatype: str | None = None
-    captures: bool | str = False
-    captures_experts: bool = False
-    transposes: bool = True
-    casts_apart: bool = False
-    loop_share: float = 1.0
-    num_gathered: int = 1
-
-    def captured(self, num_launches: int, kind: str) -> int:
-        """Return how many launches are left of some that a graph has, of a kind of unit."""
-        is_captured = kind == "moe" if self.captures == "router" else self.captures
-        return min(1, num_launches) if is_captured else num_launches
 
 
 DEFAULT_STYLE = Style()

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, prod
-from typing import Any, Protocol
+from typing import Any, Protocol, final
 
 from minitrain.errors import TensorTypeError, UsageError, choice_fault
 from minitrain.tensors.compressed import COMPRESSED_KINDS, ApproximateGrad, CompressedGrad, Compressor, PowerSGD, Shapes
@@ -394,6 +394,37 @@ class KernelHabits:
     dtensors: bool = False
     by_xla: bool = False
     one_hot_capacity: float = 0.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Style(KernelHabits):
+    """How a framework runs a model's kernels on a device: its habits, and what follows from the device.
+
+    Args:
+        attention: generation of the attention kernel, where the model has flash attention.
+        datatype: key of the hardware config's rates, for matrices; the model's own if None.
+        captures: whether a pass is the replay of a CUDA graph, but for experts; "router" if what leads to them is.
+        captures_experts: whether these are too, as they can be where the number of their tokens does not change.
+        transposes: whether matrix units take eight-bit operands in one order alone, as Hopper's do.
+        casts_apart: whether activation functions write 16 bits, which another kernel casts.
+        loop_share: how long a launch of experts takes, which a loop in C++ makes, of one that Python dispatches.
+        num_gathered: how often a device gathers weights: once for each core that frameworks count as a device.
+    """
+
+    attention: str = "flash2"
+    datatype: str | None = None
+    captures: bool | str = False
+    captures_experts: bool = False
+    transposes: bool = True
+    casts_apart: bool = False
+    loop_share: float = 1.0
+    num_gathered: int = 1
+
+    def captured(self, num_launches: int, kind: str) -> int:
+        """Return how many launches are left of some that a graph has, of a kind of unit."""
+        is_captured = kind == "moe" if self.captures == "router" else self.captures
+        return min(1, num_launches) if is_captured else num_launches
 
 
 def fills_devices(workload: object) -> bool:

@@ -24,7 +24,8 @@ from minitrain.workloads.expert_layers import kernels_around_experts, kernels_of
 from minitrain.workloads.kernels import KernelList, Matmul, MemoryPass
 from minitrain.workloads.shapes import Work
 from minitrain.workloads.transformer_workload import TransformerWorkload
-from minitrain.workloads.unit_kernels import Style, backward_kernels, forward_kernels
+from minitrain.workloads.unit_kernels import backward_kernels, forward_kernels
+from minitrain.workloads.workload import Style
 
 DEEPSEEK = mt.models()["deepseek-v3"]
 LAYER = next(unit for unit in DEEPSEEK.units() if unit.kind == "moe")

@@ -26,8 +26,7 @@ from minitrain.proof.problem import Problem, TransformerProblem
 from minitrain.run import saved_runs
 from minitrain.view import bars, exports
 from minitrain.workloads.transformer_workload import find_workload
-from minitrain.workloads.unit_kernels import Style
-from minitrain.workloads.workload import Context, PassMode
+from minitrain.workloads.workload import Context, PassMode, Style
 
 OF_DENSE = ("load_weights", "load_outer_state", "load_compression")
 RECORDS: dict[str, Any] = {**COMPUTATIONS, **COLLECTIVES, **TRANSFERS}

@@ -22,13 +22,13 @@ from minitrain.workloads.kernels import (
 from minitrain.workloads.shapes import WHOLE, Degrees, Gemm, Work
 from minitrain.workloads.transformer_workload import TransformerWorkload
 from minitrain.workloads.unit_kernels import (
-    Style,
     backward_kernels,
     forward_kernels,
     loss_kernels,
     repeated_kernels,
     update_kernels,
 )
+from minitrain.workloads.workload import Style
 
 GPT = mt.Transformer(
     num_layers=2, hidden_size=1024, num_heads=16, vocab_size=51200, seq_len=512, attention="unfused", dropout=0.1

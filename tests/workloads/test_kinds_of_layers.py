@@ -15,7 +15,8 @@ from minitrain.workloads.kernels import FlashAttention, KernelList, MemoryPass
 from minitrain.workloads.pass_costs import pass_cost
 from minitrain.workloads.shapes import Work, norm_weights
 from minitrain.workloads.transformer_workload import TransformerWorkload
-from minitrain.workloads.unit_kernels import Style, backward_kernels, forward_kernels, loss_kernels
+from minitrain.workloads.unit_kernels import backward_kernels, forward_kernels, loss_kernels
+from minitrain.workloads.workload import Style
 
 CONFIGS = {
     row["config"]["_name_or_path"]: row["config"]
