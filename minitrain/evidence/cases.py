@@ -364,8 +364,6 @@ def _memory_of(row: Row, framework: Framework, memory: str, layout: Layout, mode
         return "deepspeed"
     if memory == "nanotron" and layout.num_replicas > 1:
         return "nanotron zero" if layout.zero else "nanotron ddp"
-    if memory in ("pytorch", "compiled") and layout.zero >= 2:
-        return f"{memory} fsdp2"
     return "internevo fsdp" if memory == "internevo zero" and layout.zero >= 2 else memory
 
 

@@ -368,13 +368,17 @@ def fullest_moments(place: Place, memory: str, *, fused_loss: bool = False) -> F
 
 
 def _lasting(place: Place) -> float:
-    """Return the bytes of states, weights and totals of gradients, or of their shards, which are never freed."""
-    sizes, found = place.workload.model.precision, 0.0
+    """Return the bytes of states, weights and totals of gradients, or of their shards, which are never freed.
+
+    Weights that replicas gather early are in shards at a step's end alone: then its update begins with whole ones.
+    """
+    sizes, whole, shards = place.workload.model.precision, 0.0, 0.0
     for each in place.weights:
-        whole = each.weight_bytes * sizes.optimizer_bytes / sizes.parameter_bytes
-        share = each.state_bytes / whole if each.is_shard and whole else 1.0
-        found += each.state_bytes + share * (each.weight_bytes + each.gradient_bytes)
-    return found
+        of_states = each.weight_bytes * sizes.optimizer_bytes / sizes.parameter_bytes
+        share = each.state_bytes / of_states if each.is_shard and of_states else 1.0
+        whole += each.state_bytes + each.weight_bytes + each.gradient_bytes
+        shards += each.state_bytes + share * (each.weight_bytes + each.gradient_bytes)
+    return whole if 2 * place.at_update_bytes > whole + shards else shards
 
 
 def _as_counted(place: Place) -> list[tuple[float, float]]:

@@ -89,6 +89,13 @@ def test_fsdp2_gathers_weights_of_stages_once_and_sums_whole_gradients() -> None
     assert memory.held_bytes == pytest.approx(whole + shards + 2 * TOKENS * (layer + ends), rel=1e-6)
 
 
+def test_weights_that_replicas_gather_early_are_whole_all_the_time() -> None:
+    memory = memory_of("nemo-h100", world_size=4, zero=1, overlap_replicas=True, global_batch_size=8)
+    parameters = LAYERS * (4 * HIDDEN**2 + 3 * FFN * HIDDEN) + HIDDEN * (2 * LAYERS + 1) + 2 * VOCABULARY * HIDDEN
+    lasting = memory.lasting_bytes - memory.kept_bytes
+    assert lasting == pytest.approx((2 + 4 + 12 / 4) * parameters, rel=1e-6)
+
+
 def test_one_microbatch_fills_the_totals_of_several() -> None:
     alone, several = (memory_of("nemo-h100", global_batch_size=size) for size in (1, 4))
     assert alone.allocated_bytes == several.allocated_bytes
