@@ -293,7 +293,10 @@ class Player:
             self.name((name[0], name[1]), leaf)
 
 
-_WEIGHTS: Mapping[str, int] = {"all_reduce": 2, "recv": 0, "barrier": 0}
+_WEIGHTS: Mapping[str, int] = {
+    **{name: 0 if record.gives == "nothing" else record.passes or 1 for name, record in COLLECTIVES.items()},
+    RECV: 0,
+}
 """How often what an operation carries crosses the wire; once if it is not here. A receive is its send's other end."""
 
 _BACK = frozenset({"backward", "backward_weight"})
