@@ -1,9 +1,9 @@
 """`python -m benchmarks.vector`: machines priced a second by one execution, beside a sweep that simulates each.
 
 A thousand machines differ in bandwidths, latencies, rates and memories. `mt.price` runs the strategy once and makes
-every column. The sweep simulates a few of them one after the other and makes their rows, as it does where
-configurations differ in more than prices. Both take turns in one process, on processor time. The ratio is the median
-over the turns.
+every column, of a config for each machine, or of one config and what varies. The sweep simulates a few of them one
+after the other and makes their rows, as it does where configurations differ in more than prices. All take turns in
+one process, on processor time. The ratio, of configs, is the median over the turns.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ CASES: dict[str, dict[str, Any]] = {
     "pp_zero1": {"pp": 2},
     "1f1b": {"world_size": 8},  # at most one stage a layer, all different
     "fsdp, kernels of a transformer": {**TRANSFORMER, "fidelity": "kernels"},
+    "fsdp, with contention": {**TRANSFORMER, "platform": "compiled-fsdp"},
+    "megatron": {**TRANSFORMER, "seq_len": None, "world_size": 16, "global_batch_size": 16, "tp": 2, "pp": 4},
 }
 SIZES: dict[str, Any] = {"world_size": 64, "num_layers": 8, "global_batch_size": 64, "fold": True}
 FIGURES = (
@@ -43,13 +45,20 @@ FIGURES = (
 )
 
 
+BASE = "h100_80g_nvl8"
+
+
+def varied(count: int) -> dict[str, list[float]]:
+    """Return figures of machines by path, half to twice those of an H100 server."""
+    numbers, random = numbers_of(load_config(BASE)), np.random.default_rng(0)
+    return {path: (numbers[path] * random.uniform(0.5, 2.0, count)).tolist() for path in FIGURES}
+
+
 def machines(count: int) -> list[SystemConfig]:
-    """Return machines whose figures are half to twice those of an H100 server."""
-    base = load_config("h100_80g_nvl8")
-    systems, random = [base] * count, np.random.default_rng(0)
-    for path in FIGURES:
-        value = numbers_of(base)[path]
-        systems = varied_configs(systems, path, (value * random.uniform(0.5, 2.0, count)).tolist())
+    """Return these machines."""
+    systems = [load_config(BASE)] * count
+    for path, values in varied(count).items():
+        systems = varied_configs(systems, path, values)
     return systems
 
 
@@ -59,10 +68,11 @@ def _case(name: str) -> tuple[str, dict[str, Any]]:
     return name.partition(",")[0], parameters
 
 
-def priced(case: str, systems: Sequence[SystemConfig]) -> Any:
+def priced(case: str, systems: Sequence[SystemConfig] | str, vary: dict[str, list[float]] | None = None) -> Any:
     """Price a case on all machines, and return all columns."""
     strategy, sizes = _case(case)
-    return mt.price(strategy, list(systems), **sizes).columns()
+    given: dict[str, Any] = {} if vary is None else {"vary": vary}
+    return mt.price(strategy, systems if isinstance(systems, str) else list(systems), **given, **sizes).columns()
 
 
 def swept(case: str, systems: Sequence[SystemConfig]) -> Any:
@@ -89,13 +99,20 @@ def row(case: str, systems: Sequence[SystemConfig], num_swept: int, num_turns: i
     figures, rows = priced(case, systems), swept(case, few)
     if figures["step_time_s"][:num_swept].tolist() != [each["step_time_s"] for each in rows]:
         raise RuntimeError(f"{case}: the columns are not those of the sweep")
+    vary = varied(len(systems))
+    if priced(case, BASE, vary)["step_time_s"].tolist() != figures["step_time_s"].tolist():
+        raise RuntimeError(f"{case}: columns that vary are not those of configs")
     turns = [
-        (_rate(lambda: priced(case, systems), len(systems)), _rate(lambda: swept(case, few), num_swept))
+        (
+            _rate(lambda: priced(case, systems), len(systems)),
+            _rate(lambda: priced(case, BASE, vary), len(systems)),
+            _rate(lambda: swept(case, few), num_swept),
+        )
         for _ in range(num_turns)
     ]
-    ours, others = (median(turn[place] for turn in turns) for place in (0, 1))
-    ratio = median(one / other for one, other in turns)
-    return f"| {case} | {len(systems):,} | {ours:,.0f} | {others:,.0f} | {ratio:,.0f} |"
+    ours, columns, others = (median(turn[place] for turn in turns) for place in range(3))
+    ratio = median(one / other for one, _, other in turns)
+    return f"| {case} | {len(systems):,} | {ours:,.0f} | {columns:,.0f} | {others:,.0f} | {ratio:,.0f} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -106,7 +123,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     count, num_swept, num_turns = (20, 2, 1) if asked.short else (asked.machines, 20, 7)
     systems = machines(count)
-    print("| strategy, folded | machines | machines/s priced | machines/s swept | ratio |\n|---|---|---|---|---|")
+    print(
+        "| strategy, folded | machines | machines/s priced | with `vary=` | swept | ratio |\n|---|---|---|---|---|---|"
+    )
     for case in CASES:
         print(row(case, systems, num_swept, num_turns), flush=True)
 

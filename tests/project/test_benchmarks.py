@@ -96,7 +96,7 @@ def test_steps_of_real_processes_are_measured_beside_torch() -> None:
 def test_machines_are_priced_beside_a_sweep(capsys: pytest.CaptureFixture[str]) -> None:
     vector.main(["--short"])
     head, _, *rows = capsys.readouterr().out.splitlines()
-    assert head == "| strategy, folded | machines | machines/s priced | machines/s swept | ratio |"
+    assert head == "| strategy, folded | machines | machines/s priced | with `vary=` | swept | ratio |"
     assert [row.split("|")[1].strip() for row in rows] == list(vector.CASES)
 
 
