@@ -282,7 +282,7 @@ def _with_totals(rows: Sequence[Any], workload: Any, weights: Sequence[HeldWeigh
         missing[each.layer] += each.gradient_bytes
     missing |= dict.fromkeys(workload.table_layers[:1] if missing.keys() >= {*workload.table_layers} else (), 0.0)
     for typ, layer, noted in zip(rows[TYP::STRIDE], rows[LAYER::STRIDE], rows[MEMORY::STRIDE], strict=True):
-        if typ in ("backward", "backward_weight"):
+        if typ.startswith("backward") and typ != "backward_input":
             missing.pop(layer, None)
         elif typ == "loss" or (typ == "forward" and workload.units[layer].kind != "head"):
             held = noted * workload.bytes_per_element / UNITS_PER_ELEMENT

@@ -103,7 +103,11 @@ def test_one_microbatch_fills_the_totals_of_several() -> None:
 
 def test_totals_are_there_from_the_first_forward_on() -> None:
     tied, chunks = replace(MODEL, tied_embeddings=True), {"world_size": 2, "pp": 2, "num_chunks": 2}
-    cases: list[dict[str, Any]] = [{"workload": tied}, {**chunks, "workload": replace(MODEL, num_layers=8, seq_len=8)}]
+    cases: list[dict[str, Any]] = [
+        {"workload": tied},
+        {"world_size": 2, "cp": 2},
+        {**chunks, "workload": replace(MODEL, num_layers=8, seq_len=8)},
+    ]
     for changes in cases:
         sizes = (changes.get("pp", 1) * times for times in (1, 3))
         few, many = (memory_of("nemo-h100", **{**changes, "global_batch_size": size}) for size in sizes)
