@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from itertools import islice, pairwise
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError
 from minitrain.operations import EventLog
@@ -29,15 +29,8 @@ from minitrain.run.analysis.labels import duration
 from minitrain.workloads.matmul import NOTES, SPECIFIED
 
 if TYPE_CHECKING:
+    from minitrain.engine.model import Model
     from minitrain.machine.price import RankPredictors
-
-
-class CountingRank(Protocol):
-    """The part of a rank's model that is read at its end."""
-
-    recomputed_flop: float
-    routed_copies: int
-    dropped_copies: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +96,7 @@ def described(name: str) -> str:
     return ": ".join([name, *([NOTES[name]] if name in NOTES else [])])
 
 
-def trained_model_of(workload: Any, models: Sequence[CountingRank] = (), times: int = 1) -> TrainedModel | None:
+def trained_model_of(workload: Any, models: Sequence[Model] = (), times: int = 1) -> TrainedModel | None:
     """Return what there is to say of a workload; None where it is no transformer.
 
     Args:
