@@ -22,7 +22,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import ReferenceType, WeakSet
 
 from minitrain.engine.event_loop import Owner, RankLoop, RankTask, renew_owner
@@ -30,14 +30,23 @@ from minitrain.engine.protocol import MOST_LINES, Call, Waiter, lines_of_calls, 
 from minitrain.errors import DeadlockError
 from minitrain.operations import RECV, SEND
 
-if TYPE_CHECKING:
-    from minitrain.engine.dist import Dist
-
 OPERATIONS_BETWEEN_HOUSEKEEPING = 2**20
 FIRST_REPORT_S = 3.0
 """Real time without progress after which the detector says who waits, s; ten times as long before it says so again."""
 
 _LONGEST_PAUSE_S = 0.05
+
+
+class WatchedTransport(Protocol):
+    """What the deadlock detector needs of its transport."""
+
+    world_size: int
+
+    def unsettled_calls(self) -> list[Call]:
+        """Return every call without an outcome."""
+
+    def close(self, error: BaseException) -> None:
+        """End every unsettled call with an error."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -65,7 +74,7 @@ class DeadlockDetector:
         housekeeping: called every million operations or so, between two of them.
     """
 
-    _transport: ReferenceType[Dist]
+    _transport: ReferenceType[WatchedTransport]
     num_operations: int = 0
     claimed_ranks: set[int] = field(default_factory=set)
     finished_ranks: set[int] = field(default_factory=set)
@@ -91,7 +100,7 @@ class DeadlockDetector:
     _pause_s: float = 0.0
 
     @property
-    def transport(self) -> Dist:
+    def transport(self) -> WatchedTransport:
         """The transport, which must still be there."""
         transport = self._transport()
         assert transport is not None  # the tasks that wait keep it alive

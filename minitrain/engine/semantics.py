@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from minitrain.errors import LawError, StrategyError, UsageError, is_count, typed
 from minitrain.operations.collectives import describe
@@ -29,9 +29,6 @@ from minitrain.tensors import OptState, Weight
 from minitrain.tensors.compressed import Compressor, compressor_of
 from minitrain.tensors.index_sets import between, ranges
 from minitrain.tensors.placed import ExpertOptState, ExpertWeight, RouterWeight, WeightPart
-
-if TYPE_CHECKING:
-    from minitrain.engine.model import Model
 
 S = TypeVar("S", bound=Callable[..., Any])
 
@@ -457,7 +454,35 @@ IN_PARTS = frozenset({WeightPart, ExpertWeight})
 """The weights of which ranks hold parts: of whole layers, or of a layer's experts."""
 
 
-def check_final_weights(models: Sequence[Model]) -> None:
+class TrainedRank(Protocol):
+    """The part of a rank's model that is read after the run."""
+
+    @property
+    def rank(self) -> int:
+        """The rank."""
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the trained model."""
+
+    @property
+    def final_weights(self) -> Mapping[int, Weight]:
+        """Final weight by layer."""
+
+    @property
+    def final_experts(self) -> Mapping[int, Weight]:
+        """Final weight of this rank's experts by layer."""
+
+    @property
+    def written(self) -> Sequence[Any]:
+        """Copies of what this rank has written to the storage."""
+
+    @property
+    def _runtime_predictor(self) -> Any:
+        """What knows the workload."""
+
+
+def check_final_weights(models: Sequence[TrainedRank]) -> None:
     """Verify that every layer has a final weight: complete over all ranks, one step on, equal across replicas.
 
     Args:
@@ -485,7 +510,7 @@ def check_final_weights(models: Sequence[Model]) -> None:
 
 
 def _check_checkpoints(
-    models: Sequence[Model],
+    models: Sequence[TrainedRank],
     weights: Mapping[int, Sequence[tuple[int, Weight]]],
     experts: Mapping[int, Sequence[tuple[int, Weight]]],
 ) -> None:
@@ -535,7 +560,7 @@ def _are_divided(weights: Mapping[int, Weight]) -> bool:
     return not {WeightPart, RouterWeight}.isdisjoint(map(type, weights.values()))
 
 
-def _by_layer(models: Sequence[Model], name: str) -> Mapping[int, list[tuple[int, Weight]]]:
+def _by_layer(models: Sequence[TrainedRank], name: str) -> Mapping[int, list[tuple[int, Weight]]]:
     """Return ranks and their final weights by layer; each rank is asked once, not once a layer."""
     found: defaultdict[int, list[tuple[int, Weight]]] = defaultdict(list)
     for model in models:
@@ -626,7 +651,7 @@ class Entry:
     loaded: list[Any] = field(default_factory=list)
 
 
-def require_handed_on(models: Sequence[Model]) -> None:
+def require_handed_on(models: Sequence[TrainedRank]) -> None:
     """Require that each rank has handed in what it begins the next step with.
 
     Raises:
@@ -645,7 +670,7 @@ def require_handed_on(models: Sequence[Model]) -> None:
             raise LawError(rule, rank=rank, layer=weight.layer)
 
 
-def _not_loaded(model: Model) -> Iterator[Weight]:
+def _not_loaded(model: TrainedRank) -> Iterator[Weight]:
     """Yield the weights that a rank has loaded and not handed in."""
     entry: Entry | None = getattr(model, "_entry", None)
     for weight in () if entry is None else entry.loaded:

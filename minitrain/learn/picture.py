@@ -15,21 +15,18 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.files import TemporaryFolder
 from minitrain.learn.budgets import Budget, budget_for, run_reference
-from minitrain.learn.exercise import Case, Exercise, load_exercise
+from minitrain.learn.exercise import Case, CheckResult, Exercise, load_exercise
 from minitrain.learn.replay import communication_by_kind, last_clock, replayed
 from minitrain.operations import Event
 from minitrain.run.analysis.labels import duration
 from minitrain.run.rank_tasks import RunProgress, prepare
 from minitrain.run.result import Run, load_run
 from minitrain.run.simulation import simulate
-
-if TYPE_CHECKING:
-    from minitrain.learn.grader import Grade
 
 EXPECTED = "expected"
 """The folder of an exercise with its reference's runs of the public sizes, for where the reference is not there."""
@@ -41,7 +38,23 @@ _LIMIT = "position:absolute;left:{share:.1f}%;top:-3px;height:17px;border-left:2
 _RELOAD = '<meta http-equiv="refresh" content="2">'
 
 
-def write_picture(grade: Grade, exercise: Exercise, path: Path, *, reloads: bool = False) -> Path | None:
+class Drawable(Protocol):
+    """What a picture needs of a grade: the sizes and the run that it has kept, and the checks that failed."""
+
+    @property
+    def drawn_case(self) -> Case | None:
+        """The sizes, None where none were kept."""
+
+    @property
+    def drawn_run(self) -> Any:
+        """Their run, as far as it came; None where nothing is known of it."""
+
+    @property
+    def failures(self) -> Sequence[CheckResult]:
+        """The checks that failed."""
+
+
+def write_picture(grade: Drawable, exercise: Exercise, path: Path, *, reloads: bool = False) -> Path | None:
     """Write a page for the first size that failed, or on a pass for the first; None if there is nothing to draw.
 
     Args:
@@ -66,14 +79,14 @@ def write_picture(grade: Grade, exercise: Exercise, path: Path, *, reloads: bool
     return write_timelines(path, pictures, exercise.title, body)
 
 
-def notebook_picture(grade: Grade, exercise: Exercise) -> str:
+def notebook_picture(grade: Drawable, exercise: Exercise) -> str:
     """Return the same as HTML that a notebook keeps; "" if there is nothing to draw."""
     runs = _runs(grade, exercise)
     longest = max((run.last_clock for run in runs.values()), default=0.0)
     return _body(grade, exercise, runs) + "".join(_figure(*item, longest) for item in runs.items()) if runs else ""
 
 
-def _runs(grade: Grade, exercise: Exercise) -> dict[str, Run]:
+def _runs(grade: Drawable, exercise: Exercise) -> dict[str, Run]:
     """Return the submission's run and the reference's, as far as there are such."""
     case = grade.drawn_case
     if case is None or case.hidden:
@@ -97,7 +110,7 @@ def expected_run(exercise: str | Exercise, case: Case | None = None) -> Any:
     return load_run(kept) if kept.is_file() else None
 
 
-def _body(grade: Grade, exercise: Exercise, runs: Mapping[str, Run]) -> str:
+def _body(grade: Drawable, exercise: Exercise, runs: Mapping[str, Run]) -> str:
     """Return sizes, what failed, the bars, and the first operation that differs."""
     assert grade.drawn_case is not None  # there are runs
     lines = [line for result in grade.failures for line in (f"{result.name} failed", *result.lines())]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from fractions import Fraction
 from itertools import product
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from minitrain.errors import LawError
 from minitrain.operations import UPDATE_ON_HOST
@@ -24,12 +24,25 @@ from minitrain.tensors.index_sets import overlaps_any
 from minitrain.tensors.kinds import LocalWeight
 from minitrain.tensors.placed import COPIES, WeightGradPart, in_pieces, num_summed
 
-if TYPE_CHECKING:
-    from minitrain.run.strict.buffers import Ledger
-
 Fields = tuple[Any, ...]
 Members = Sequence[tuple[Any, Any]]
 """The operations of the ranks that take part in a collective, each with the line where it was called."""
+
+
+class Ledger(Protocol):
+    """The part of a rank's ledger that is read here.
+
+    Attributes:
+        rank: whose it is.
+        copied: the tensors that launched offloads copy, which nobody has awaited, by row.
+        unawaited: the results of launched operations that nobody has awaited, by `id`.
+        updated: the shards that were updated, by the number of shards, by layer and step.
+    """
+
+    rank: int
+    copied: dict[int, Any]
+    unawaited: set[int]
+    updated: dict[tuple[int, int], dict[int, set[int]]]
 
 
 _WHOLE_GRADS = frozenset({WeightGrad, WeightGradPart})
