@@ -184,3 +184,20 @@ def test_whatever_methods_of_results_are_given_no_error_is_of_pythons_own(name: 
 def test_a_path_that_is_none_is_refused_by_name(path: Any) -> None:
     with pytest.raises(mt.UsageError, match=r"path must be of type str \| PathLike\[str\], got"):
         results()["run"].write_html(path)
+
+
+OF_MODULES = {
+    "heterogeneous": ["WorkloadProfile", "EnhancedWorkloadProfile", "FusionRule", "HeterogeneousScheduler"],
+    "platform": ["VirtualComputeDevice", "VirtualNetworkLink"],
+    "devices": ["DeviceSpec"],
+    "hw": ["calibrate"],
+}
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in OF_MODULES.items() for name in names])
+def test_what_modules_are_given_of_a_wrong_type_is_refused_by_name(module: str, name: str) -> None:
+    public = getattr(getattr(mt, module), name)
+    parameters = inspect.signature(public).parameters.values()
+    needed = [each.name for each in parameters if each.default is each.empty] or ["backend"]
+    with pytest.raises(mt.UsageError, match=rf"^({'|'.join(needed)})\b.* must be "):
+        public(**dict.fromkeys(needed, object()))

@@ -37,7 +37,7 @@ from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import Any, Literal
 
-from minitrain.errors import UsageError, require_count, require_installed
+from minitrain.errors import UsageError, require_count, require_installed, typed
 from minitrain.files import StrPath, read_json, write_text
 from minitrain.machine.config import is_shipped, parse, read_file
 from minitrain.machine.devices.operations import is_number
@@ -451,6 +451,7 @@ def limit_of(rung: str) -> Limit:
     return "compute" if rung.startswith(("matmul", "polynomial")) else "memory"
 
 
+@typed
 def calibrate(
     backend: str | Backend = "jax",
     *,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, typed
 from minitrain.machine import Processor, Rate, SystemConfig, load_config
 from minitrain.machine.device import Cache, Rows
 from minitrain.machine.devices.operations import ELEMENT_BYTES, is_number
@@ -20,6 +20,7 @@ _LEVELS = ("l1_size", "l2_size", "l3_size")
 _TENSOR_CORES = {"float16": 16.0, "tf32": 8.0, "int8": 32.0}  # an A100's 312, 156 and 624 of 19.5 (its whitepaper)
 
 
+@typed
 @dataclass(frozen=True)
 class DeviceSpec:
     """A device, as the specification describes it.

@@ -34,7 +34,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from minitrain.errors import OutOfMemoryError, UsageError
+from minitrain.errors import OutOfMemoryError, UsageError, typed
 from minitrain.machine.devices.operations import Operation, is_number
 from minitrain.machine.heterogeneous import workloads
 from minitrain.machine.heterogeneous.abstraction_layer import (
@@ -529,6 +529,7 @@ def _require_one(devices: dict[str, HardwareCapabilityProfile], device: Hardware
         )
 
 
+@typed
 class MultiDeviceOrchestrator:
     """Computes workloads on several devices.
 

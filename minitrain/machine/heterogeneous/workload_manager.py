@@ -39,7 +39,7 @@ from functools import cache
 from heapq import heapify, heapreplace
 from typing import Any
 
-from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, one_of, require_count
+from minitrain.errors import HardwareConfigError, MinitrainError, UsageError, one_of, require_count, typed
 from minitrain.machine import SystemConfig
 from minitrain.machine.devices.operations import Operation
 from minitrain.machine.heterogeneous.abstraction_layer import HardwareAbstractionLayer
@@ -660,6 +660,7 @@ class ScheduledTask:
     end_s: float
 
 
+@typed
 class HeterogeneousScheduler:
     """Gives whole tasks to devices, the longest first, each to where it ends first.
 

@@ -30,7 +30,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from minitrain.errors import HardwareConfigError, UsageError, one_of, require_count
+from minitrain.errors import HardwareConfigError, UsageError, one_of, require_count, typed
 from minitrain.machine.devices.operations import ELEMENT_BYTES, Operation, Program, known_datatype
 from minitrain.machine.heterogeneous.operations import (
     OPERATIONS,
@@ -104,6 +104,7 @@ class WorkloadOperation:
         return {operand: mapped(given, value) for operand, value in self.inputs.items()}
 
 
+@typed
 @dataclass(frozen=True)
 class WorkloadProfile:
     """Operations on named arrays.
@@ -275,6 +276,7 @@ class _Completed(dict[str, Any]):
         self.given = dict(given)
 
 
+@typed
 @dataclass(frozen=True)
 class EnhancedWorkloadProfile(WorkloadProfile):
     """A workload with the specification's further fields. What is not given of them is computed; what is given decides.
@@ -507,6 +509,7 @@ class EnhancedTestTask(TestTask):
         }
 
 
+@typed
 def split_by_samples(
     workload: WorkloadProfile, shares: Mapping[str, int], devices: Sequence[HardwareCapabilityProfile]
 ) -> tuple[WorkloadProfile, DeviceMapping]:
@@ -652,6 +655,7 @@ MEMORY_STRATEGIES: Mapping[str, MemoryStrategy] = MappingProxyType(
 """All of them, in the order in which they are tried."""
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class FusionRule:
     """Kinds of operation that become one where they follow one another.

@@ -31,7 +31,7 @@ from types import MappingProxyType
 from typing import Any
 from zlib import crc32
 
-from minitrain.errors import UsageError, one_of, require_count, require_number
+from minitrain.errors import UsageError, one_of, require_count, require_number, typed
 from minitrain.machine.config import SystemConfig, load_config
 from minitrain.machine.network import Network
 
@@ -63,6 +63,7 @@ def share_used(steps: Sequence[tuple[float, float]], capacity: float, until: flo
     return used / (capacity * until)
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class VirtualNetworkLink:
     """A wire, or what behaves like one: NVLink, PCIe, a port of a switch.

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
-from minitrain.errors import UsageError, choice_fault, closest, is_count, is_number, refuse, shown
+from minitrain.errors import UsageError, choice_fault, closest, is_count, is_number, refuse, shown, typed
 from minitrain.files import StrPath, require_plain
 from minitrain.machine.config import SystemConfig, load_config, parse, read_file
 from minitrain.machine.config_format import ReadOnly
@@ -94,6 +94,7 @@ def _made(kind: Any, item: Any, subject: str = "") -> Any:
     return kind(**item)
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class VirtualComputeDevice(ReadOnly):
     """What a profile says of a device that computes.
