@@ -175,6 +175,8 @@ def _kept(checkpoints: Path | None) -> str:
     """Return what is left of a training that was interrupted."""
     if checkpoints is None:
         return "nothing was kept; with --checkpoints FOLDER the same command would go on from the newest one"
+    if not any(checkpoints.glob("step-*/minitrain.json")):
+        return f"no checkpoint was whole yet in {checkpoints}"
     return f"whole checkpoints are kept in {checkpoints}; the same command goes on from the newest one"
 
 

@@ -495,6 +495,7 @@ def test_an_error_of_python_while_it_handles_the_lack_of_memory_is_one_of_memory
     [
         ((), "nothing was kept; with --checkpoints FOLDER the same command would go on from the newest one"),
         (("--checkpoints", "c"), "whole checkpoints are kept in c; the same command goes on from the newest one"),
+        (("--checkpoints", "d"), "no checkpoint was whole yet in d"),
     ],
 )
 def test_ctrl_c_says_what_is_left_of_a_training(
@@ -503,6 +504,8 @@ def test_ctrl_c_says_what_is_left_of_a_training(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
+    Path("c/step-1").mkdir(parents=True)
+    Path("c/step-1/minitrain.json").touch()
     monkeypatch.setattr("minitrain.cli.train.mt.train", interrupted)
     result = CliRunner().invoke(app, ["train", "ddp", *more])
     assert (result.exit_code, result.output) == (130, f"minitrain: interrupted; {said}\n")
