@@ -474,10 +474,10 @@ class KernelPredictor(_ConfigPredictor):
         return replace(price, seconds=platform.parts_exposed * longer, size_bytes=size_bytes)
 
     def _on_wire(self, op: str, size_bytes: float, ranks: Sequence[int], algorithm: str | None = None) -> Price | None:
-        dispatcher = self._platform.dispatcher
-        is_usual = len(ranks) == 1 or dispatcher == "alltoall" or "all_to_all" in self.pricing.collectives
-        if op == "all_to_all" and not is_usual and has_experts(self.workload):
+        is_copies = op == "all_to_all" and len(ranks) > 1 and has_experts(self.workload)
+        if is_copies and self._platform.dispatcher != "alltoall" and "all_to_all" not in self.pricing.collectives:
             return None
+        size_bytes *= (is_copies and self._platform.one_hot_capacity) or 1.0  # slots, taken or not
         precision = getattr(getattr(self.workload, "model", None), "precision", None)
         is_cast = op == "all_gather" and getattr(precision, "gathers_narrow", False)  # before, to half of the bits
         if is_cast and self._exposed(op, ranks) is not None:

@@ -6,7 +6,7 @@ hold and keep adds up to the unit's own figures; where tokens are not balanced, 
 the mirror: `backward_combine` is what must be done before gradients can go to the experts, `backward_route` the rest of
 `combine` and `route`.
 
-Left out, as for whole units: the sorting of tokens, and padding to the capacity of experts.
+Left out, as for whole units: the sorting of tokens, and padding to the capacity of experts, but for one-hot matrices.
 
 The kernels of layers whose experts are divided among ranks: which of a whole layer's kernels each pass runs.
 
@@ -25,14 +25,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import chain
-from math import comb, lcm, prod
+from math import ceil, comb, lcm, prod
 from types import MappingProxyType
 from typing import Any, Literal, final
 
 from minitrain.operations.computations import names_of
 from minitrain.tensors.placed import COPIES, EXPERT_PIECES, ROUTER_PIECES
 from minitrain.workloads.architecture import NARROW_BYTES, Architecture
-from minitrain.workloads.kernels import Kernel, KernelList, MemoryPass
+from minitrain.workloads.kernels import Kernel, KernelList, Matmul, MemoryPass, one_hot_products
 from minitrain.workloads.pass_costs import MOVES_OF_NORM, MOVES_OF_RESIDUAL
 from minitrain.workloads.shapes import WHOLE, Degrees, Gemm, Projection, Work
 from minitrain.workloads.unit import Unit, has_second_norm
@@ -132,6 +132,10 @@ def kernels_of_experts(
         recompute: what backward computes again.
         style: how a framework runs it.
     """
+    has_slots = bool(style.one_hot_capacity)
+    if has_slots:  # of which all are multiplied
+        num_copies = ceil(num_copies * style.one_hot_capacity)
+        style = replace(style, one_hot_capacity=0.0)
     num_tokens = -(-num_copies // model.experts_per_token)  # of a rank that gets as many copies as it sends
     if not num_tokens:
         return KernelList()
@@ -141,6 +145,8 @@ def kernels_of_experts(
     style_of_all = replace(style, captures=style.captures_experts, fused_router=True)
     whole = pass_kernels(model, experts, work, typ, again, style_of_all)
     kernels = _without(whole.kernels, _AROUND)
+    if has_slots:
+        kernels = tuple(replace(each, is_grouped=False) if isinstance(each, Matmul) else each for each in kernels)
     is_fused = style.captures == "whole" and model.precision.scaling == "mx"
     if is_fused:
         kernels = _fused(kernels, experts, work, model.mlp, is_backward=typ != "forward")
@@ -178,12 +184,15 @@ def kernels_around_experts(
     shared = [projection for projection in unit.projections if projection.name.startswith("shared.")]
     way = "backward" if typ.startswith("backward") else "forward"
     of_pass = {"route": router, "combine": shared, "backward_route": [*router, *shared]}.get(typ, ())
-    found = pass_kernels(model, _with(unit, of_pass), work, way, "none", style).kernels
+    sorts = replace(style, one_hot_capacity=0.0)
+    found = pass_kernels(model, _with(unit, of_pass), work, way, "none", sorts).kernels
     before, after = PERMUTATIONS
     if typ == "backward_combine":
         found = tuple(kernel for kernel in found if _name(kernel) in _RESIDUAL | {after})
     else:
         found = _without(found, _RESIDUAL | {after} if typ in ("route", "backward_route") else _NORM | {before})
+    if style.one_hot_capacity:
+        found = (*_without(found, frozenset(PERMUTATIONS)), *_one_hot(model, typ, work, style))
     in_graph = typ in ("route", "backward_route")
     launches = _LAUNCHES[typ] - _COUNTS_LAUNCHES * (typ == "route" and style.dispatcher in _ONCE)
     launches += UNFUSED_ROUTER[model.expert_groups > 1] * (typ == "route" and not style.fused_router)
@@ -192,6 +201,14 @@ def kernels_around_experts(
         return passes
     names = "+".join(name for name in ("layernorm", "shared_experts") if takes_again(recompute, name))
     return passes + repeated_kernels(model, unit, work, names, style) if names else passes
+
+
+def _one_hot(model: Architecture, typ: str, work: Work, style: Style) -> tuple[Kernel, ...]:
+    """Return the products with one-hot matrices of a pass before the experts, or of one after them."""
+    num_slots = round(work.seq_len * model.experts_per_token * style.one_hot_capacity)
+    is_backward = typ.startswith("backward")
+    made = one_hot_products(work, model.hidden_size, num_slots, model.precision.datatype, is_backward=is_backward)
+    return made[:1] if typ.endswith("route") else made[1:]  # that of the tokens is first, backward as forward
 
 
 def _fused(

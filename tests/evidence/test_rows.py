@@ -471,6 +471,12 @@ def test_maxtexts_capacity_sends_tokens_by_one_hot_matrices_where_weights_are_sh
     found = case(**{**given, "framework": "MaxText", "gpu": "TPU v6e"}).platform
     assert found is not None
     assert (found.one_hot_capacity, found.pads_experts) == (1.25, True)
+    few, many = (
+        predict(case(**{**given, "framework": "MaxText", "gpu": "H100", "ep": "4", "capacity_factor": capacity}))
+        for capacity in ("1.25", "2")
+    )
+    assert few.terms["backward"] < many.terms["backward"]
+    assert few.terms["communication"] < many.terms["communication"]  # slots travel, taken or not
     with pytest.raises(LackingError, match="capacity_factor has a price with ep, in MaxText, or without zero 2 and 3"):
         predict(case(**{**given, "framework": "torchtitan"}))
 
@@ -782,6 +788,12 @@ def test_a_row_says_which_attention_kernel_ran_in_which_blocks_and_how_words_are
     multiplied = case(**{**given, "framework": "MaxText, iota embed"}, gpu="TPU v6e", attention="flash").platform
     assert multiplied is not None
     assert multiplied.one_hot_embedding
+
+
+def test_a_row_says_that_gradients_are_added_up_by_kernels_of_their_own() -> None:
+    fused, apart = (case(framework=words) for words in ("Primus", "Primus, no gradient accumulation fusion"))
+    assert predict(fused).terms["forward"] == predict(apart).terms["forward"]
+    assert predict(fused).terms["backward"] < predict(apart).terms["backward"]
 
 
 def test_a_row_says_which_layers_have_a_window() -> None:

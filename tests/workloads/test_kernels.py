@@ -9,7 +9,7 @@ from minitrain.machine import load_config
 from minitrain.machine.kernel_device import KernelDevice
 from minitrain.workloads.architecture import Precision
 from minitrain.workloads.casts import rowwise_passes
-from minitrain.workloads.expert_layers import ExpertPass
+from minitrain.workloads.expert_layers import ExpertPass, kernels_around_experts, kernels_of_experts
 from minitrain.workloads.kernels import (
     DTENSOR_LAUNCHES,
     FlashAttention,
@@ -412,6 +412,26 @@ def test_one_hot_matrices_send_tokens_to_experts_of_equal_rows() -> None:
         rows = {k.k if k.kind == "weight_gradient" else k.m for k in products if k.batch == 8}
         assert rows == {2 * slots // 8}
         assert traffic(usual, "permutation") > 0 == traffic(one_hot, "permutation")
+
+
+def test_one_hot_matrices_send_tokens_beside_experts_of_other_ranks() -> None:
+    """The products before experts, and after them, are those of a whole layer; a rank's experts multiply all slots."""
+    model = replace(LLAMA, num_experts=8, experts_per_token=4, moe_layers=(0, 1))
+    mlp = next(unit for unit in model.units() if unit.kind == "moe")
+    style, sorts = (Style(by_xla=True, one_hot_capacity=capacity) for capacity in (1.25, 0.0))
+    sent = 2 * 2 * 512 * 2560 * 1024
+    for typ, products in (("route", 1), ("combine", 1), ("backward_combine", 2), ("backward_route", 1)):
+        one_hot, usual = (kernels_around_experts(model, mlp, typ, work(), "none", how) for how in (style, sorts))
+        assert matmul_flop(one_hot) == matmul_flop(usual) + products * sent
+        assert traffic(one_hot, "permutation") == 0
+    copies = 4 * 2 * 512
+    for typ in ("forward", "backward"):
+        slots, more, usual = (
+            kernels_of_experts(model, mlp, typ, num, 4, "none", how)
+            for num, how in ((copies, style), (copies * 5 // 4, sorts), (copies, sorts))
+        )
+        assert matmul_flop(slots) == matmul_flop(more) == 1.25 * matmul_flop(usual)
+        assert not any(k.is_grouped for k in slots.kernels if isinstance(k, Matmul))
 
 
 def test_megatron_rotates_queries_and_keys_of_latents_by_a_kernel_each() -> None:
