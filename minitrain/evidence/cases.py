@@ -322,6 +322,7 @@ def _platform(
         pads_experts=row.number("capacity_factor") is not None,
         one_hot_capacity=(row.number("capacity_factor") or 0.0) if found.by_xla else 0.0,
         fused_loss=_fuses_loss(row, framework, found),
+        ring=_ring(framework) if layout.cp > 1 else "",
         memory=_memory_of(row, framework, found.memory, layout, model),
         persistent=found.persistent or _pairs_passes(row, framework, layout),
     )
@@ -334,6 +335,13 @@ def _platform(
         return replace(found, parts_exposed=1.0, parts_overlap=overlap, copies_parts=bool(in_pieces))
     has_dispatch = framework.words.split()[0] in ("torchtitan", "fsdp", "automodel") and not framework.is_compiled
     return replace(found, copies_parts=has_dtensors or found.copies_parts, dtensors=has_dispatch)
+
+
+def _ring(framework: Framework) -> str:
+    """Return how the ranks of a sequence exchange keys and values; "" where attention hides it."""
+    if framework.words.startswith("torchtitan"):
+        return "gathered" if framework.is_compiled else "gathered eager"
+    return "ring" if framework.words.startswith("fsdp") else ""
 
 
 def _fuses_loss(row: Row, framework: Framework, platform: Platform) -> bool:

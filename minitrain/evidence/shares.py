@@ -6,8 +6,9 @@ Megatron-Core does. So a share is simulated as a sample of its own, shorter in t
 the whole sequence and an equal part of the pairs that the causal mask leaves ("zigzag" shares). That takes a tenth of
 the time of simulating each step of the ring.
 
-Left out: the exchange of keys and values. It runs beside attention (Transformer Engine sends a block while it computes
-on another), and takes less time than that where a sequence's ranks are of one node and keys have few heads.
+Of Megatron's, the exchange of keys and values is left out. It runs beside attention (Transformer Engine sends a block
+while it computes on another), and takes less time than that where a sequence's ranks are of one node and keys have few
+heads. PyTorch's is priced (`minitrain.workloads.rings`).
 """
 
 from __future__ import annotations

@@ -73,6 +73,7 @@ _CHOICES: Mapping[str, Collection[Any]] = {
     "memory": HABITS,
     "dispatcher": DISPATCHERS,
     "captures": (None, False, True, "router", "whole"),
+    "ring": ("", "gathered", "gathered eager", "ring"),
 }
 _RULES: Mapping[str, str] = {
     **dict.fromkeys(("clock", "attention_clock", "eager", "parts_exposed", "launch_factor"), "a number > 0"),

@@ -196,8 +196,7 @@ class DevicePredictor:
 
     def _work_of_pass(self, typ: str, num_samples: int, layer: int = 0, mode: PassMode = USUAL) -> Any:
         """Return what a pass through a layer has to do: what `_price_of` prices."""
-        modes = () if mode is USUAL else (mode,)  # a workload whose layers are alike need not know any other
-        return self.workload.compute_cost(typ, num_samples, layer, *modes)
+        return self.workload.compute_cost(typ, num_samples, layer, *(() if mode is USUAL else (mode,)))
 
     def _work_of_update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Any:
         """Return what an optimizer step has to do."""
@@ -542,7 +541,12 @@ class KernelPredictor(_ConfigPredictor):
         device = cast(KernelDevice, self.device)
         memory_s = device.passes_seconds(work) * self._slowdown
         persistent_s = device.persistent_seconds(work) * self._slowdown if self._platform.persistent else 0.0
-        return Price(device.pass_seconds(work) * self._slowdown, memory_s=memory_s, persistent_s=persistent_s)
+        seconds = device.pass_seconds(work) * self._slowdown
+        if self._platform.ring and "transfers" not in self._left_out:
+            from minitrain.workloads.rings import exposed_seconds  # noqa: PLC0415  (only where kernels are priced)
+
+            seconds += exposed_seconds(work, self._platform.ring, device, self.topology, cast(Any, self.workload).model)
+        return Price(seconds, memory_s=memory_s, persistent_s=persistent_s)
 
 
 def _without(work: KernelList, left_out: frozenset[str]) -> KernelList:
@@ -638,14 +642,10 @@ class LayerPredictor(DevicePredictor):
     def _update(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:
         unit = self._unit(layer)
         row = layer if unit is None else _row_of(unit, self.layers.num_layers)
-        share = num_shards_on_device / num_shards
+        share = num_shards_on_device / num_shards * self._slowdown
         if unit is not None:
             share *= unit.num_held_parameters() / sum(each.num_held_parameters() for each in self._units_of(unit))
-        return Price(
-            self.layers.any_seconds("update_s", row, getattr(num_parts, "num_parts", num_parts))
-            * share
-            * self._slowdown
-        )
+        return Price(share * self.layers.any_seconds("update_s", row, getattr(num_parts, "num_parts", num_parts)))
 
     def accounts(self) -> dict[int, Callable[[], Account]]:
         """Return the same, with those of transfers."""

@@ -49,6 +49,7 @@ from minitrain.workloads.kernels import (
     newton_schulz,
     one_hot_products,
 )
+from minitrain.workloads.rings import ring_pass
 from minitrain.workloads.shapes import ADAPTER, Cut, Gemm, Work
 from minitrain.workloads.unit import Unit, has_second_norm
 from minitrain.workloads.workload import PassMode, Style, modules_of
@@ -361,7 +362,10 @@ class _Lister:
         assert core is not None  # asked by the callers
         if core.is_flash:
             yield from index_kernels(core, work, self.style.attention, is_backward=is_backward)
-            yield from self._flash(is_backward=is_backward).with_casts(self.model.precision.scaling, self.style.eager)
+            flash = self._flash(is_backward=is_backward)
+            yield from flash.with_casts(self.model.precision.scaling, self.style.eager)
+            if self.style.ring and work.degrees.cp > 1:
+                yield ring_pass(flash, self.style.ring)
             return
         for gemm in core.gemms(work):
             yield from self._products(gemm, is_backward=is_backward)

@@ -372,6 +372,8 @@ class KernelHabits:
             DTensor's are.
         dtensors: whether PyTorch dispatches each operation on divided weights as one on DTensors, without
             `torch.compile`.
+        ring: how ranks that share a sequence exchange keys and values (`minitrain.workloads.rings`); "" where attention
+            hides it.
         by_xla: whether the operations are MaxText's, which XLA fuses.
         one_hot_capacity: tokens that each expert takes over the mean, where products with one-hot matrices send them
             (`capacity_factor` of MaxText); 0 where they are sorted.
@@ -392,6 +394,7 @@ class KernelHabits:
     copies_units: int = 0
     copies_parts: bool = False
     dtensors: bool = False
+    ring: str = ""
     by_xla: bool = False
     one_hot_capacity: float = 0.0
 

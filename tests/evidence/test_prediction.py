@@ -12,9 +12,10 @@ import minitrain as mt
 from minitrain.evidence import cases
 from minitrain.evidence.cases import TERMS, Case, _composed, _predicted, _run, _step, case_of, predict
 from minitrain.evidence.errors_by_table import TABLES, rows_of, tables_folder
-from minitrain.evidence.rows import LackingError
+from minitrain.evidence.rows import LackingError, framework_of
 from minitrain.run.device_memory import device_memory_of
 from tests.evidence.test_rows import USUAL, case
+from tests.evidence.test_rows import row as row_of
 
 
 @pytest.mark.parametrize(
@@ -34,6 +35,32 @@ def test_a_step_of_many_microbatches_takes_what_one_of_few_says(changes: dict[st
     quick = predict(found)
     assert quick.seconds == pytest.approx(whole.seconds, rel=1e-9)
     assert quick.memory == whole.memory
+
+
+@pytest.mark.parametrize(
+    ("framework", "ring"),
+    [
+        ("torchtitan (torch.compile)", "gathered"),
+        ("torchtitan (eager)", "gathered eager"),
+        ("PyTorch FSDP2, torch.compile", "ring"),
+        ("NeMo", ""),
+    ],
+)
+def test_ranks_of_a_sequence_pay_for_pytorchs_ring_alone(framework: str, ring: str) -> None:
+    given = {"framework": framework, "gpu": "H100-SXM-80GB", "pp": "1", "attention": "flash2", "recompute": "none"}
+    found = case(**given, tp="1", dp="8", cp="2", zero="3")
+    assert found.platform is not None
+    assert found.platform.ring == ring
+    without = replace(found, platform=replace(found.platform, ring=""))
+    assert (predict(found).seconds > predict(without).seconds) == bool(ring)
+
+
+def test_deepspeed_is_eager_pytorch_whoever_wrote_the_model() -> None:
+    for words in ("DeepSpeed", "DeepSpeed (Hugging Face)"):
+        found = case(framework=words, pp="1", tp="1", dp="16", zero="3")
+        assert framework_of(row_of(framework=words)).name == "DeepSpeed"
+        assert found.platform is not None
+        assert found.platform.name == "eager-a100"
 
 
 @pytest.mark.parametrize(
@@ -239,7 +266,7 @@ def runs_that_ran(most_ranks: int = 256) -> list[Case]:
 )
 def test_published_runs_that_ran_fit_into_their_devices(one_in: int) -> None:
     cases = runs_that_ran()
-    assert len(cases) == 1342
+    assert len(cases) == 1358
     chosen = [*cases[::one_in], *(case for case in cases if case.row_id in REFUSED)]
     refused = {case.row_id for case in chosen if predict(case).memory["needed"] > case.system.mem1.usable_bytes}
     assert refused == REFUSED.keys()
