@@ -8,7 +8,7 @@ group. Megatron and what comes from it have two for all ranks: of barriers, and 
 | a connection | 10 MiB that receive and 2 MiB that send; 10 MiB each over the network |
 | a ring | a connection of each channel, from one neighbour to the other |
 | a tree | another one, the other way |
-| where a switch adds (Hopper and later), instead of a tree | 2 MiB a rank for each of 16 channels |
+| where a switch adds (Hopper and later), instead of a tree | 2 MiB a rank for each channel of sums |
 | messages, exchanged tokens | a connection of each channel for each peer in the node |
 | proxy | 16 chunks a channel of messages: 512 KiB in a node with NVLink; else 128 KiB, for each rank of the node |
 
@@ -19,7 +19,8 @@ Sources, all in github.com/NVIDIA/nccl: `computeBuffSizes` of src/init.cc (0.5, 
 `p2pSendSetup` and `p2pRecvSetup` of src/transport/p2p.cc, `sendProxyConnect` and `sharedNetBuffersInit` of
 src/transport/net.cc, `ncclNvlsBufferSetup` of src/transport/nvls.cc (2.22 and later), `ncclTopoPostset` of
 src/graph/connect.cc, blocks of 2 MiB. Numbers of channels are those that NCCL logs: 24 and 32 for messages on A100 and
-H100, 12 and 16 on V100, 32 and 64 on B200 and B300 (issues 1646 and 2363).
+H100, 12 and 16 on V100, 32 and 32 on B200 (issue 1646). Those for messages are the others, rounded up to a power of 2
+(`ncclTopoComputeP2pChannels` of src/graph/paths.cc). Switches add in 16 on H100, in 32 on B200 (same log).
 
 On A100 a communicator of two ranks takes 544 MB, and one of four 688 MB at the root of its trees (issue 964). Among the
 eight ranks of a node of H100s, exchanged tokens take 3.3 GB (issue 1685; here 3.1). RCCL takes 0.65 GiB a communicator
@@ -45,25 +46,23 @@ _RCCL_BYTES = int(0.65 * 2**30)
 _MIB = 2**20
 _CONNECTION_BYTES, _REMOTE_BYTES = 12 * _MIB, 20 * _MIB
 _SHARED_STEPS, _NEAR_CHUNK_BYTES, _FAR_CHUNK_BYTES = 16, 2**19, 2**17
-_SUMMED_BYTES, _SUMMING_CHANNELS, _MOST_SUMMED = 2 * _MIB, 16, 32
+_SUMMED_BYTES, _MOST_SUMMED = 2 * _MIB, 32
 _USUAL_CHANNELS, _FAR_CHANNELS, _MOST_CHANNELS, _PEER_CHANNELS = 2, 16, 32, 2
 _HOST_SIZE = 8
 
-_CHANNELS: Mapping[str, tuple[int, int]] = {
-    "v100": (12, 16),
-    **dict.fromkeys(("a100", "h100", "h200", "gh200"), (24, 32)),
-    **dict.fromkeys(("b200", "b300", "gb200", "gb300"), (32, 64)),
+_CHANNELS: Mapping[str, tuple[int, int, int]] = {
+    "v100": (12, 16, 0),
+    **dict.fromkeys(("a100", "gh200"), (24, 32, 0)),
+    **dict.fromkeys(("h100", "h200"), (24, 32, 16)),
+    **dict.fromkeys(("b200", "b300", "gb200", "gb300"), (32, 32, 32)),
 }
-"""Channels of collectives and of messages in a node, by family of devices with NVLink."""
+"""Channels of collectives, of messages and of switches' sums in a node, by family of devices with NVLink."""
 
 _MEGATRONS = ("megatron", "fused", "transformer engine", "deepspeed")
 """Habits of frameworks with Megatron's groups."""
 
 _WITHOUT_LINKS = ("l40", "rtx", "titan", "t4")
 """NVIDIA's devices on PCIe."""
-
-_SUMMING = frozenset({"h100", "h200", "b200", "b300", "gb200", "gb300"})
-"""Families whose switches add."""
 
 
 @final
@@ -125,8 +124,8 @@ class _Nccl:
     def __init__(self, system: SystemConfig, family: str) -> None:
         tiers = sorted(system.networks, key=lambda tier: tier.size)
         self._node_size, self._nics = tiers[0].size, tiers[-1].nics or tiers[0].size
-        self._channels = _CHANNELS.get(family, (_USUAL_CHANNELS, _USUAL_CHANNELS))
-        self._has_links, self._adds = family in _CHANNELS, family in _SUMMING
+        self._channels = _CHANNELS.get(family, (_USUAL_CHANNELS, _USUAL_CHANNELS, 0))
+        self._has_links, self._adds = family in _CHANNELS, self._channels[2] > 0
         self._is_recent = self._adds or family == "gh200"
 
     def _num_nodes(self, group: Sequence[int]) -> int:
@@ -153,7 +152,7 @@ class _Nccl:
         """Return the bytes that switches add into, which few small sums of all ranks do without."""
         num_local = max(1, len(group) // self._num_nodes(group))
         adding = min(num_local, _MOST_SUMMED) if self._adds and num_local > 2 else 0
-        return adding * _SUMMING_CHANNELS * _SUMMED_BYTES
+        return adding * self._channels[2] * _SUMMED_BYTES
 
     def of_proxy(self, group: Sequence[int]) -> int:
         """Return the bytes of the chunks that a communicator shares among messages."""

@@ -37,9 +37,15 @@ def test_exchanged_tokens_connect_each_pair_of_a_node() -> None:
     assert tokens * MIB == pytest.approx(3.28e9, rel=0.07)  # issue 1685
 
 
+def test_b200s_connect_a_pair_by_as_many_channels_as_h100s() -> None:
+    b200, h100 = (kept(name, 8, exchanges=[range(8)]) for name in ("b200_192g_nvl8", "h100_80g_nvl8"))
+    assert b200 - h100 == 8 * 12  # a ring of all ranks; 32 p2p channels per peer (github.com/NVIDIA/nccl, issue 1646)
+
+
 def test_a_switch_that_adds_has_memory_for_each_rank() -> None:
     by_size = {size: kept("h100_80g_nvl8", size, range(size)) for size in (2, 4, 8)}
     assert by_size == {2: 544, 4: 544 + 4 * 32, 8: 544 + 8 * 32}
+    assert kept("b200_192g_nvl8", 8, range(8)) == 256 + 32 * 12 + 8 * 64  # 32 nvls channels (same issue)
 
 
 def test_groups_of_one_rank_a_node_have_few_channels() -> None:
