@@ -187,9 +187,39 @@ def completed(given: Mapping[str, Any]) -> tuple[Fields, list[str]]:
     }
     faults = {name: fault for name, fault in of_fields.items() if fault}
     fields = _normalised(given, faults)
+    if fault := _list_anew(fields):
+        faults["num_layers"] = fault
     _fill(fields)
     found = (rule(fields) for read, rule in _RULES if not faults.keys() & set(read))
-    return fields, [*faults.values(), *(fault for fault in found if fault)]
+    return listed(fields), [*faults.values(), *(fault for fault in found if fault)]
+
+
+class _Listed(tuple[int, ...]):
+    """Layers of a kind, and how many a model has in all: `dataclasses.replace` hands them on beside another number."""
+
+    num_layers: int
+
+
+def listed(fields: Fields) -> Fields:
+    """Return fields in which lists of layers know how many layers there are."""
+    found = {name: _Listed(fields[name]) for name in _LAYERS if fields.get(name) is not None}
+    for layers in found.values():
+        layers.num_layers = fields["num_layers"]
+    return fields | found
+
+
+def _list_anew(fields: Fields) -> str | None:
+    """Repeat what was listed of another number of layers; return what is wrong where that has no period."""
+    count, periods = fields["num_layers"], dict[str, int]()
+    for name, layers in fields.items() if count else ():
+        if isinstance(layers, _Listed) and layers.num_layers != count:
+            is_one, half = [each in layers for each in range(layers.num_layers)], max(1, layers.num_layers // 2)
+            period = next((each for each in range(1, half + 1) if is_one[each:] == is_one[:-each]), 0)
+            fields[name] = tuple(each for each in range(count) if period and is_one[each % period])
+            periods[name] = period
+    names = ", ".join(name for name, period in periods.items() if period != 1)
+    why = f"num_layers ({count}) must not be changed without {names}, which do not repeat a pattern; give them too"
+    return None if all(periods.values()) else why
 
 
 _MOST_LAYERS = 2**17
@@ -287,7 +317,7 @@ def _normalised(given: Mapping[str, Any], faults: Mapping[str, str]) -> Fields:
         fields[name] = None if number is None else float(number)
     for name in (*_LAYERS, "taken_as"):
         several: Any = fields[name]
-        fields[name] = None if several is None else tuple(several)
+        fields[name] = several if several is None or isinstance(several, _Listed) else tuple(several)
     if isinstance(fields["lora"], int):
         fields["lora"] = Lora(rank=fields["lora"])
     if isinstance(fields["precision"], str):
@@ -596,7 +626,7 @@ class Architecture:
     learned positions, tied embeddings), and one with `norm="rmsnorm"` is one like Llama (none of these).
 
     Args:
-        num_layers: transformer layers.
+        num_layers: transformer layers. `replace` by another number repeats the pattern of those that differ.
         hidden_size: size of a token's activation between layers.
         num_heads: attention heads.
         vocab_size: rows of the embedding table.

@@ -39,7 +39,7 @@ from typing import Any
 
 from minitrain.errors import UsageError, closest, count_fault, refuse, shown
 from minitrain.files import StrPath
-from minitrain.workloads.architecture import Architecture
+from minitrain.workloads.architecture import Architecture, listed
 from minitrain.workloads.linear_attention import linear_unit
 from minitrain.workloads.mixers import LatentAttention
 from minitrain.workloads.shapes import ADAPTER, Cut, Lora, Projection, SavedTensor, WeightShape, Work
@@ -145,7 +145,7 @@ class Transformer(Architecture):
         """
         from minitrain.workloads.hugging_face import fields_of  # noqa: PLC0415 - only where a config is read
 
-        return cls(**{**fields_of(config, ignore), **changes})
+        return cls(**{**listed(fields_of(config, ignore)), **changes})
 
     def units(self) -> tuple[Unit, ...]:
         """Return what the engine calls layers: embedding, attention 0, mlp 0 (or moe 0), ..., head."""

@@ -70,7 +70,7 @@ ADAFACTOR_BYTES = (20 + 4, 4 + 4, 4 + 8 + 2)
 copy read for root mean squares (8); the gradient read, the master copy read and written, the 16-bit copy (14)."""
 
 _LAUNCHES = {"attention": (8, 17), "mlp": (8, 17), "moe": (35, 20), "embedding": (4, 4), "head": (3, 6)}
-_LAUNCHES["linear_attention"] = (18, 34)  # ten are the products of chunks and what is between them
+_LAUNCHES["linear_attention"] = (18, 34)  # estimated, in no trace: ten are products of chunks and what is between
 UNFUSED_ROUTER = (14, 41)
 """Launches more of a router forward where no kernels fuse it, without and with groups of experts: DeepSeek-V3's 72 for
 31 (docs/discussions/deepseek-v3-gb200-optimization of github.com/NVIDIA/Megatron-LM, section 2.1.4); 17 for 3 without,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,29 @@ def test_nemotron_h_has_layers_of_one_mixer_or_mlp_each() -> None:
     for changes in ({"hybrid_override_pattern": "M-X"}, {"moe_latent_size": 64}):
         with pytest.raises(mt.UsageError, match=f"{next(iter(changes))} must be|layers_block_type must be"):
             mt.Transformer.from_hf({**config, **changes, "num_hidden_layers": 3})
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Next-80B-A3B", "Llama-4-Maverick", "granite-4.0-h-small"])
+@pytest.mark.parametrize("num_layers", [4, 20, 200])
+def test_another_number_of_layers_repeats_their_pattern(name: str, num_layers: int) -> None:
+    model, lists = mt.Transformer.from_hf(PUBLISHED[name]), ("linear_layers", "window_layers", "moe_layers")
+    changed = replace(model, num_layers=num_layers)
+    assert changed == mt.Transformer.from_hf(PUBLISHED[name], num_layers=num_layers)
+    for each in lists:  # of which the longest period is 10
+        assert [*getattr(changed, each)] == [one for one in range(num_layers) if one % 20 in getattr(model, each)]
+    if num_layers >= 20:
+        assert replace(pickle.loads(pickle.dumps(changed)), num_layers=model.num_layers) == model
+
+
+def test_layers_without_a_pattern_are_given_with_their_number() -> None:
+    model = mt.Transformer.from_hf(PUBLISHED["Nemotron-H-8B"])
+    for num_layers in (10, 60):
+        given = rf"num_layers \({num_layers}\) must not be changed without linear_layers, without_mixer, without_mlp"
+        with pytest.raises(mt.UsageError, match=given) as refused:
+            replace(model, num_layers=num_layers)
+        assert "faults" not in str(refused.value)
+    few = replace(model, num_layers=2, linear_layers=(0,), without_mixer=(1,), without_mlp=(0,))
+    assert [unit.kind for unit in few.units()][1:-1] == ["linear_attention", "mlp"]
 
 
 def test_full_recomputation_keeps_the_input_of_each_layer() -> None:
