@@ -516,12 +516,16 @@ class KernelPredictor(_ConfigPredictor):
         if "transfers" in self._left_out:
             return Price(0.0, size_bytes)
         price = super()._p2p(op, size_bytes, source, dest)
+        apart = min(abs(source - dest), self.world_size - abs(source - dest))  # the last stage is beside the first
+        num_channels = channels_of_message(size_bytes, self.world_size // max(1, apart), self.num_nodes)
+        if getattr(self.system.sheet, "vendor", None) == "NVIDIA":  # NCCL's, each one block
+            price = replace(price, processor_usage=num_channels / cast(KernelDevice, self.device).rates.num_units)
         batches = self._platform.batches_messages
         if batches == "always" or (batches == "within nodes" and self.num_nodes == 1):
-            price = self._batched(price, abs(source - dest))
+            price = self._batched(price, abs(source - dest), num_channels)
         return self._beside_memory(price, memory_bytes(op, size_bytes, 2))
 
-    def _batched(self, price: Price, stride: int) -> Price:
+    def _batched(self, price: Price, stride: int, num_channels: int) -> Price:
         """Return the price of a message between stages, which are so many ranks apart.
 
         NCCL's channels may be few within a node. The host waits for the batch (`batch_p2p_sync` of Megatron-Core), and
@@ -531,10 +535,8 @@ class KernelPredictor(_ConfigPredictor):
         channel_GBps = CHANNEL_GBPS.get(self.system.name.partition("_")[0])
         if channel_GBps is None or price.tier_size != self._inner.size:
             return price
-        apart = min(stride, self.world_size - stride) or stride  # the last stage is beside the first of the next chunk
-        number = channels_of_message(price.size_bytes, self.world_size // apart, self.num_nodes)
         latency = super()._p2p("send", 0, 0, stride).seconds + cast(KernelDevice, self.device).launch_s
-        reached = number * channel_GBps * SENDING_WARPS * 1e9
+        reached = num_channels * channel_GBps * SENDING_WARPS * 1e9
         return replace(price, seconds=larger(price.seconds, latency + price.size_bytes / reached))
 
     def _price_of(self, work: KernelList) -> Price:

@@ -11,7 +11,8 @@ twice as long (measured under FSDP on H100: github.com/pytorch/pytorch, issue 14
 Blackwell's blocks take the work of those that have not started (cluster launch control).
 
 Transfers keep their duration, but where their price says that computing slows them down too, as on processors that do
-both: while any of its ranks computes, such a transfer runs at the rate 1 - computing_usage.
+both: while any of its ranks computes, such a transfer runs at the rate 1 - computing_usage. A message has half of the
+wires of its tier while its rank has launched a collective that is under way there.
 
 Of a folded run, one rank of each class is timed again: the others of the class do the same at the same time.
 
@@ -38,6 +39,7 @@ EXACT = "exact"
 """The value of `contention` that lets transfers share links, as `minitrain.platform` does."""
 
 _LEAST_RATE = 0.01  # computing never stops, however many tiers are in flight
+_SHARE_OF_WIRES = 0.5  # of a message beside a collective
 _WAVES = 2.0  # in which a persistent kernel runs: its blocks on free processors, then those that waited for the others
 
 
@@ -85,6 +87,8 @@ class Meeting:
     since: float = 0.0
     rate: float = 1.0
     computing: int = 0  # how many of its ranks compute
+    is_message: bool = False
+    is_beside: bool = False  # of a collective: whether it was launched, so that messages may meet it
     slowed: bool = False
     version: int = 0
 
@@ -119,7 +123,8 @@ class _Lane:
     rates: dict[tuple[Any, ...], float] = field(default_factory=dict)  # by shares and what is in flight
     awaits: dict[int, list[TransferPart]] = field(default_factory=lambda: defaultdict(list))
     computes: bool = False  # as the transfers in `carried` know it
-    carried: list[Meeting] = field(default_factory=list)  # what is under way here that computing slows down
+    carried: list[Meeting] = field(default_factory=list)  # what is under way here that something slows down
+    beside: Counter[int] = field(default_factory=Counter)  # launched collectives under way here, by tier
 
     def has_to_wait(self) -> bool:
         """Return whether a transfer has not ended that must before the present operation."""
@@ -241,7 +246,7 @@ class Retiming:
                     meeting = lane[begun[stream.group]]
                     begun[stream.group] += 1
                 else:
-                    meeting = Meeting()
+                    meeting = Meeting(is_message=True)
                     streams[stream.kind, log.rank, stream.peer].append(meeting)
                 if stream.kind in (SEND, RECV):
                     peer = self._lowest_of(stream.peer)
@@ -255,6 +260,7 @@ class Retiming:
         rows = self.logs[number]._rows
         price, note = rows[place * STRIDE + PRICE], rows[place * STRIDE + NOTE]
         awaited = note.awaited if note is not None and note.overlaps else place + 1
+        meeting.is_beside |= awaited != place + 1 and not meeting.is_message
         given = [self.transfers[number][index].meeting for index in (() if note is None else note.after)]
         transfer = TransferPart(number, place, price, meeting, given)
         for made in given:
@@ -362,7 +368,7 @@ class Retiming:
     def _carry(self, meeting: Meeting) -> None:
         """Carry what has begun, and end it when it has arrived."""
         price = meeting.parts[0].price
-        if not price.computing_usage:
+        if not price.computing_usage and not meeting.is_message:
             self._at(self.now + price.seconds, lambda: self._end(meeting))
             return
         meeting.work_s, meeting.since = price.seconds, self.now
@@ -375,8 +381,11 @@ class Retiming:
         return [self.lanes[part.rank] for part in meeting.parts]
 
     def _set_rate(self, meeting: Meeting) -> None:
-        """Set the rate of a transfer that computing slows down, and expect its end."""
-        rate = max(1.0 - meeting.parts[0].price.computing_usage, _LEAST_RATE) if meeting.computing else 1.0
+        """Set the rate of a transfer that something slows down, and expect its end."""
+        price = meeting.parts[0].price
+        rate = max(1.0 - price.computing_usage, _LEAST_RATE) if meeting.computing else 1.0
+        if meeting.is_message and any(lane.beside[price.tier_size] for lane in self._lanes_of(meeting)):
+            rate *= _SHARE_OF_WIRES
         if meeting.version and rate == meeting.rate:
             return
         meeting.work_s -= (self.now - meeting.since) * meeting.rate
@@ -416,7 +425,12 @@ class Retiming:
             self._advance(part.rank)
 
     def _count_transfer(self, part: TransferPart, change: int) -> None:
-        """Count a transfer that begins or ends on a rank; it changes the rate of the present compute operation."""
+        """Count a transfer that begins or ends on a rank; it changes the rate of what runs beside it."""
+        if part.meeting.is_beside:
+            self.lanes[part.rank].beside[part.price.tier_size] += change
+            for meeting in self.lanes[part.rank].carried:
+                if meeting.is_message:
+                    self._set_rate(meeting)
         if not part.price.processor_usage and not part.price.memory_s:
             return
         lane = self.lanes[part.rank]

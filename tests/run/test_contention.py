@@ -10,6 +10,7 @@ from minitrain.machine.given_durations import Calibration, Line
 from minitrain.machine.price import Price
 from minitrain.operations import Event
 from minitrain.run.contention import _Lane, _taken, with_contention
+from minitrain.run.parameters import RunParameters
 
 USAGE = 0.15  # of the H100 server's NVLink tier, see its config
 
@@ -232,3 +233,38 @@ def test_prices_of_kernels_know_what_transfers_take_of_memory() -> None:
         "zero3_prefetch", workload="tiny", world_size=8, global_batch_size=8, hardware="h100_80g_nvl8", contention=True
     )
     assert run.step_time < slowed.step_time < run.step_time / (1 - USAGE)
+
+
+def test_a_message_has_half_of_the_wires_while_a_launched_collective_is_under_way() -> None:
+    options: dict[str, Any] = {
+        "workload": "llama3-8b",
+        "tp": 2,
+        "pp": 4,
+        "microbatch_size": 1,
+        "overlap_messages": True,
+        "zero": 1,
+    }
+    for overlaps in (False, True):
+        found = []
+        for contention in (False, True):
+            run = mt.simulate(
+                "megatron",
+                world_size=64,
+                global_batch_size=64,
+                fold=True,
+                check=False,
+                hardware="h100_80g_nvl8",
+                contention=contention,
+                overlap_replicas=overlaps,
+                **options,
+            )
+            found.append([event.duration for log in run.class_logs for event in log if event.typ == "send"])
+        longest = max(slow / plain for plain, slow in zip(*found, strict=True))
+        assert 1.5 < longest <= 2.0 if overlaps else longest == 1.0
+
+
+def test_a_message_holds_a_multiprocessor_a_channel_of_nccl() -> None:
+    for hardware, world_size, share in (("h100_80g_nvl8", 64, 2 / 132), ("a100_80g", 8, 16 / 108)):
+        parameters = RunParameters(workload="llama3-8b", world_size=world_size, hardware=hardware, global_batch_size=64)
+        predictor: Any = parameters.predictor("megatron")
+        assert predictor.p2p("send", 1e6, 0, world_size // 2).processor_usage == share
