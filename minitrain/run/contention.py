@@ -11,8 +11,8 @@ twice as long (measured under FSDP on H100: github.com/pytorch/pytorch, issue 14
 Blackwell's blocks take the work of those that have not started (cluster launch control).
 
 Transfers keep their duration, but where their price says that computing slows them down too, as on processors that do
-both: while any of its ranks computes, such a transfer runs at the rate 1 - computing_usage. A message has half of the
-wires of its tier while its rank has launched a collective that is under way there.
+both: while any of its ranks computes, such a transfer runs at the rate 1 - computing_usage. A message that takes
+multiprocessors has half of the wires of its tier while its rank has launched a collective that is under way there.
 
 Of a folded run, one rank of each class is timed again: the others of the class do the same at the same time.
 
@@ -96,6 +96,11 @@ class Meeting:
         """Be not begun yet."""
         self.missing, self.begun, self.end = len(self.parts), False, None
         self.rate, self.computing, self.slowed, self.version = 1.0, 0, False, 0
+
+    @property
+    def shares_wires(self) -> bool:
+        """Whether it is a message that takes multiprocessors, and so meets collectives on its wires."""
+        return self.is_message and self.parts[0].price.processor_usage > 0
 
     def ready(self) -> bool:
         """Return whether the transfers can start now."""
@@ -368,7 +373,7 @@ class Retiming:
     def _carry(self, meeting: Meeting) -> None:
         """Carry what has begun, and end it when it has arrived."""
         price = meeting.parts[0].price
-        if not price.computing_usage and not meeting.is_message:
+        if not price.computing_usage and not meeting.shares_wires:
             self._at(self.now + price.seconds, lambda: self._end(meeting))
             return
         meeting.work_s, meeting.since = price.seconds, self.now
@@ -384,7 +389,7 @@ class Retiming:
         """Set the rate of a transfer that something slows down, and expect its end."""
         price = meeting.parts[0].price
         rate = max(1.0 - price.computing_usage, _LEAST_RATE) if meeting.computing else 1.0
-        if meeting.is_message and any(lane.beside[price.tier_size] for lane in self._lanes_of(meeting)):
+        if meeting.shares_wires and any(lane.beside[price.tier_size] for lane in self._lanes_of(meeting)):
             rate *= _SHARE_OF_WIRES
         if meeting.version and rate == meeting.rate:
             return
@@ -429,7 +434,7 @@ class Retiming:
         if part.meeting.is_beside:
             self.lanes[part.rank].beside[part.price.tier_size] += change
             for meeting in self.lanes[part.rank].carried:
-                if meeting.is_message:
+                if meeting.shares_wires:
                     self._set_rate(meeting)
         if not part.price.processor_usage and not part.price.memory_s:
             return
