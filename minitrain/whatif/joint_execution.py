@@ -7,6 +7,9 @@ What a run chooses by prices (the stages of a pipeline, which ranks fold) is not
 same choices from their own prices; those that choose otherwise are executed in a group of their own. A strategy that
 reads a clock, a price or its log is found, and simulated machine by machine.
 
+What shipped strategies did is kept between calls, a run for each way to choose: the next call asks these runs anew, and
+executes the strategy only for machines that make other choices.
+
 Where contention slows computing down, the logs are timed again with the prices of each machine, which says how long
 operations last there.
 
@@ -19,7 +22,7 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,9 +35,11 @@ from minitrain.run.analysis.retiming import Program, program_of_logs, retime, se
 from minitrain.run.analysis.timeline import Floats, Ints
 from minitrain.run.contention import Retiming
 from minitrain.run.folding.model import FoldedModel
+from minitrain.run.parameters import PRICE_ONLY, RunParameters
 from minitrain.run.rank_tasks import PreparedRun, contention_in_words
 from minitrain.run.result import Run
 from minitrain.run.simulation import Variant, simulate_prepared
+from minitrain.run.strategy_loading import is_shipped, unwrapped
 from minitrain.source_lines import present_place
 from minitrain.whatif.joint_figures import JointFigures
 from minitrain.whatif.recorded import CapacityWatch, Excess, Fleet, Machines, Recorded
@@ -48,6 +53,9 @@ MOST_AT_ONCE = 4096
 
 MOST_BYTES = 2**29
 """What these clocks may take."""
+
+_MOST_KEPT = 16  # runs of one call
+_MOST_EVENTS_KEPT = 20_000  # of one run
 
 
 class NotRecordedError(MinitrainError):
@@ -225,6 +233,11 @@ class Recording:
     excesses: Sequence[Excess]
     prepared: PreparedRun
 
+    @property
+    def num_events(self) -> int:
+        """How many events were recorded."""
+        return len(self.program.begin)
+
     def durations(self, fleet: Fleet, chosen: Ints) -> Floats:
         """Return how long operations take on some machines of a fleet, s, (num_prices, num_chosen).
 
@@ -306,8 +319,7 @@ async def execute(prepared: PreparedRun, machines: Machines) -> list[MachineGrou
     groups = [MachineGroup(alone, None, "each is simulated by itself")] if alone.size else []
     alike: dict[Hashable, list[tuple[Fleet, Ints]]] = defaultdict(list)
     for fleet in machines.fleets(prepared.parameters.world_size, prepared.parameters.workload or MATMUL_LAYER):
-        said = contention_in_words(replace(prepared, predictor=fleet.predictor))
-        alike[fleet.shares_recording, said].append((fleet, np.arange(len(fleet))))
+        alike[fleet.shares_recording, _said(prepared, fleet)].append((fleet, np.arange(len(fleet))))
     for parts in alike.values():
         groups += await _execute_alike(prepared, machines, parts)
     return groups
@@ -318,10 +330,15 @@ async def _execute_alike(
 ) -> list[MachineGroup]:
     """Execute a strategy for machines on which ranks sit alike."""
     groups: list[MachineGroup] = []
-    reason = None
+    reason, kept = None, _kept(prepared, machines, parts)
     while parts:
         try:
-            recording = await record(prepared, machines, parts)
+            fleet, chosen = parts[0]
+            recording = next((one for one in kept if one.agrees(fleet, chosen[:1]).all()), None)
+            if recording is None:
+                recording = await record(prepared, machines, parts)
+                if len(kept) < _MOST_KEPT and recording.num_events <= _MOST_EVENTS_KEPT:
+                    kept.append(recording)
             same = _that_agree(recording, parts)
             groups += _timed(recording, [part for part in same if len(part[1])], reason)
         except Exception as error:  # the simulation of one machine reports it properly
@@ -335,6 +352,44 @@ async def _execute_alike(
         ]
         reason = "machines part ways by their prices"
     return groups
+
+
+def _kept(prepared: PreparedRun, machines: Machines, parts: Sequence[tuple[Fleet, Ints]]) -> list[Recording]:
+    """Return the list of what was recorded for machines on which ranks sit alike, to be added to.
+
+    A strategy of one's own may do something else the next time.
+    """
+    fleet = parts[0][0]
+    of_run = [
+        getattr(prepared.parameters, field.name) for field in fields(RunParameters) if field.name not in PRICE_ONLY
+    ]
+    others = prepared.watch, prepared.simulate, prepared.variant, prepared.folded_kind, prepared.entry_clocks
+    told = *of_run, *others, *prepared.options.values()
+    try:
+        key = (
+            *(prepared.function, *prepared.options, *map(type, told), *told, prepared.is_later),
+            *(fleet.shares_recording, _said(prepared, fleet), machines.stragglers, *_sizes(parts)),
+        )
+        return _recordings(key) if is_shipped(unwrapped(prepared.function)) else []
+    except TypeError:  # something cannot be compared
+        return []
+
+
+@lru_cache(maxsize=8)
+def _recordings(key: Hashable) -> list[Recording]:  # noqa: ARG001
+    return []
+
+
+def _said(prepared: PreparedRun, fleet: Fleet) -> str:
+    """Return whether contention has a price on some machines."""
+    return contention_in_words(replace(prepared, predictor=fleet.predictor))
+
+
+def _sizes(parts: Sequence[tuple[Fleet, Ints]]) -> list[float]:
+    """Return the memories whose excess is noted while a run is recorded, ascending, bytes."""
+    if fills_devices(parts[0][0].predictor.workload):
+        return []  # what devices hold is compared at the end
+    return sorted({size for fleet, _ in parts for size in fleet.of_each("capacity_bytes") if size is not None})
 
 
 def _that_agree(recording: Recording, parts: Sequence[tuple[Fleet, Ints]]) -> list[tuple[Fleet, Ints]]:
@@ -395,9 +450,7 @@ async def record(prepared: PreparedRun, machines: Machines, parts: Sequence[tupl
     hosts = [(getattr(fleet.predictor, "host_capacity_bytes", None), fleet, chosen) for fleet, chosen in parts]
     if all(size is not None for size, *_ in hosts):  # those that hold less are executed apart
         recorder.host_capacity_bytes = max(float(fleet.column(size)[chosen].max()) for size, fleet, chosen in hosts)
-    sizes: list[float] = []
-    if not fills_devices(recorder.workload):  # else what devices hold is compared at the end
-        sizes = sorted({size for fleet, _ in parts for size in fleet.of_each("capacity_bytes") if size is not None})
+    sizes = _sizes(parts)
     watches: list[CapacityWatch] = []
 
     def made(kind: Callable[..., Model], *args: Any, **named: Any) -> Model:

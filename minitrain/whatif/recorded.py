@@ -354,8 +354,8 @@ class TimedLog:
         if (starts[1:] >= ends[:-1]).all():
             lasted = np.subtract(ends, starts, out=ends)
             return added_in_order(lasted[computes]), added_in_order(lasted)
-        starts, ends, chosen = in_order(starts, ends, computes[:, None])
-        return covered(starts, np.where(chosen, ends, -np.inf)), covered(starts, ends)
+        computing = in_order(starts[computes], ends[computes])
+        return covered(*computing), covered(*in_order(starts, ends))
 
     @cached_property
     def passes(self) -> tuple[Floats, Floats, Floats] | None:
@@ -367,13 +367,13 @@ class TimedLog:
         return starts.min(axis=0), np.maximum(ends.max(axis=0), 0.0), added_in_order(self.lasts(places))
 
 
-def in_order(starts: Floats, ends: Floats, labels: Any) -> tuple[Floats, Floats, Any]:
-    """Return events by start and then by end, on every machine, with their labels, (num_events, 1) before."""
+def in_order(starts: Floats, ends: Floats, *labels: Any) -> tuple[Any, ...]:
+    """Return events by start and then by end, on every machine, with labels of theirs, (num_events, 1) before."""
     if _are_in_order(starts, ends):
-        return starts, ends, labels
+        return starts, ends, *labels
     order = np.lexsort((ends, starts), axis=0)
-    labels = np.take_along_axis(np.broadcast_to(labels, starts.shape), order, 0)
-    return np.take_along_axis(starts, order, 0), np.take_along_axis(ends, order, 0), labels
+    columns = starts, ends, *(np.broadcast_to(each, starts.shape) for each in labels)
+    return tuple([np.take_along_axis(column, order, 0) for column in columns])
 
 
 def _are_in_order(starts: Floats, ends: Floats) -> bool:
@@ -384,13 +384,12 @@ def _are_in_order(starts: Floats, ends: Floats) -> bool:
 
 def covered(starts: Floats, ends: Floats) -> Floats:
     """Return the length of the union of intervals in order, s; one that ends at -inf is none."""
-    until = np.maximum.accumulate(ends, axis=0)
-    more = ends.copy()
-    np.maximum(until, 0.0, out=until)
-    more[0] -= starts[0]
-    more[1:] -= np.maximum(starts[1:], until[:-1])
-    np.maximum(more, 0.0, out=more)
-    return added_in_order(more)
+    until, total = np.zeros((2, starts.shape[1]))
+    for start, end in zip(starts, ends, strict=True):  # row by row, so that all stays in the cache
+        more = end - np.maximum(start, until)
+        total += np.maximum(more, 0.0, out=more)
+        np.maximum(until, end, out=until)
+    return total
 
 
 def added_in_order(terms: Floats) -> Floats:

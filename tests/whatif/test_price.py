@@ -320,3 +320,38 @@ def test_no_more_machines_are_timed_at_once_than_there_is_room_for(monkeypatch: 
     priced = mt.price("1f1b", vary={"mem1.GBps": list(range(100, 112))}, world_size=4, num_layers=8)
     assert sorted(len(group.places) for group in priced._groups) == [6, 6]
     require_equal_to_separate(priced)
+
+
+_STAGED: dict[str, Any] = {"workload": LLAMA_LIKE, "world_size": 8, "global_batch_size": 16, "pp": 4}
+
+
+def _bandwidths(*values: float) -> dict[str, Any]:
+    return {"vary": {"mem1.GBps": values}}
+
+
+def test_what_a_shipped_strategy_did_is_kept_between_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = mt.price("megatron", **_bandwidths(900, 30000), **_STAGED)
+    monkeypatch.setattr("minitrain.whatif.joint_execution.record", None)  # whoever calls it is refused
+    again = mt.price("megatron", **_bandwidths(30000, 900, 2000), **_STAGED)
+    assert again.step_time[:2].tolist() == first.step_time[::-1].tolist()
+    require_equal_to_separate(again)
+
+
+@pytest.mark.parametrize(
+    "other", [{"tp": 2}, {"global_batch_size": 32}, {"microbatch_size": 1}, {"slowdown": {1: 2.0}}]
+)
+def test_what_is_kept_stands_for_no_other_run(other: dict[str, Any]) -> None:
+    mt.price("megatron", **_bandwidths(900, 2000), **_STAGED)
+    require_equal_to_separate(mt.price("megatron", **_bandwidths(900, 2000), **_STAGED | other))
+
+
+def test_a_strategy_of_ones_own_is_executed_in_every_call() -> None:
+    executed = []
+
+    async def mine(model: mt.Model) -> Any:
+        executed.append(model.rank)
+        return await mt.strategies()["ddp"](model)
+
+    for count in (1, 2):
+        mt.price(mine, **_bandwidths(900, 2000), world_size=2, num_layers=2, global_batch_size=2)
+        assert len(executed) == 2 * count
