@@ -1,8 +1,8 @@
 """What can go wrong, each kind with its own class: rule, offending values, remedy.
 
 Every error that minitrain raises on purpose is a `MinitrainError`, so one `except` catches them all. An error
-carries the facts of its message as attributes (`error.rank`, `error.layer`, ...) for programs to read; a fact that
-does not apply is absent from `error.facts` and reads as None.
+carries the facts that programs read as attributes (`error.rank`, `error.layer`, the parameters it speaks of, ...); a
+fact that does not apply is absent from `error.facts` and reads as None.
 
 Faults of the fields of a description are told all in one error (`refuse`). What is given to public functions and
 classes is of the type that their annotations say, or is refused by name (`typed`, `typed_methods`):
@@ -41,7 +41,7 @@ class MinitrainError(Exception):
 
     Args:
         message: rule, offending values and remedy, for a person; the middle of an endless line is left out.
-        facts: the same values, for a program; each can be read as an attribute.
+        facts: those of the values that programs read; each can be read as an attribute.
     """
 
     def __init__(self, message: str, **facts: Any) -> None:
@@ -117,9 +117,9 @@ def require_count(name: str, value: Any, least: int = 1, most: int | None = None
         UsageError: it is not.
     """
     if not is_count(value, least):
-        raise UsageError(f"{name} must be an integer of at least {least}, got {value!r}", name=name, value=value)
+        raise UsageError(f"{name} must be an integer of at least {least}, got {value!r}")
     if most is not None and value > most:
-        raise UsageError(f"{name} must be at most {most}, got {shown(value)}", name=name, value=value)
+        raise UsageError(f"{name} must be at most {most}, got {shown(value)}")
     return value  # type: ignore[no-any-return]  # an int
 
 
@@ -137,7 +137,7 @@ def require_number(name: str, value: Any, of: str = "", *, or_zero: bool = False
     """
     if not (is_number(value) and (value or or_zero)):
         rule = f"a number{of} from 0 on" if or_zero else f"a positive number{of}"
-        raise UsageError(f"{name} must be {rule}, got {value!r:.80}", name=name, value=value)
+        raise UsageError(f"{name} must be {rule}, got {value!r:.80}")
 
 
 def require_percent(value: Any) -> None:
@@ -147,7 +147,7 @@ def require_percent(value: Any) -> None:
         UsageError: it is something else.
     """
     if not is_number(value, 100):
-        raise UsageError(f"percent must be a number from 0 to 100, got {shown(value)}", value=value)
+        raise UsageError(f"percent must be a number from 0 to 100, got {shown(value)}")
 
 
 def require_installed(extra: str, what: str, *modules: str) -> None:
@@ -394,7 +394,7 @@ class _Types:
                 is_one = isinstance(value, str) and _fits(self._kind(name), [value], whole=True)
                 remedy = f"write [{shown(value)}]" if is_one else f'see help("{where}")'
                 rule = f"{name} must be of type {kind}, got {shown(value)}; {remedy}"
-                raise UsageError(rule, name=name, value=value)
+                raise UsageError(rule)
 
     def _evaluated(self, name: str) -> Any:
         """Return the type of a parameter."""

@@ -165,7 +165,7 @@ def _require_divisible(model: RankState, num_shards: int) -> None:
             f"seq_len ({seq_len}) must be a multiple of num_shards ({num_shards}), so that all shards of the sequence "
             f"are equal; use seq_len={remedy}"
         )
-        raise UsageError(message, seq_len=seq_len, num_shards=num_shards)
+        raise UsageError(message, seq_len=seq_len)
 
 
 def mode_of_pass(recompute: Any, inp: Any, weight: Any, keys: frozenset[int] = NONE) -> PassMode:

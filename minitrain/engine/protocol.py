@@ -61,7 +61,7 @@ class ProcessGroup(ABC):
         if self.is_world and (self.size == 1 or 0 <= rank < self.size):
             return rank if self.size > 1 else 0  # in a world of one, the rank may have any number
         if self._indices is None or rank not in self._indices:
-            raise UsageError(f"rank {rank} is not in the group {self.ranks}", rank=rank, group=self.ranks)
+            raise UsageError(f"rank {rank} is not in the group {self.ranks}", rank=rank)
         return self._indices[rank]
 
     @abstractmethod
@@ -240,7 +240,7 @@ class Mesh:
     def _require(self, axis: str) -> None:
         """Raise a UsageError for an axis that the mesh does not have."""
         if axis not in self.axes:
-            raise UsageError(f"the mesh has no axis {axis!r}; its axes are {', '.join(self.axes)}", axis=axis)
+            raise UsageError(f"the mesh has no axis {axis!r}; its axes are {', '.join(self.axes)}")
 
     def __repr__(self) -> str:
         return f"Mesh({', '.join(f'{axis}={size}' for axis, size in self.axes.items())}, rank={self._rank})"
@@ -254,7 +254,7 @@ def require_axes(axes: Mapping[str, int], world_size: int) -> None:
     if product != world_size:
         shape = " x ".join(f"{axis}={size}" for axis, size in axes.items()) or "no axes"
         message = f"the product of a mesh's axes must be world_size ({world_size}), got {shape} = {product}"
-        raise UsageError(message, axes=dict(axes), world_size=world_size)
+        raise UsageError(message, world_size=world_size)
 
 
 class Call(ABC):

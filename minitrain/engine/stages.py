@@ -73,8 +73,7 @@ def _as_given(layers_per_stage: Any, num_stages: int, num_layers: int, what: str
         example = ", ".join(str(len(share)) for share in equal_ranges(num_layers, num_stages))
         raise UsageError(
             f"{what} must be {num_stages} counts of at least 1 that add up to num_layers ({num_layers}), got "
-            f"{layers_per_stage!r:.80}; for example [{example}]",
-            layers_per_stage=layers_per_stage,
+            f"{layers_per_stage!r:.80}; for example [{example}]"
         )
     return between([0, *accumulate(counts)])
 
@@ -265,7 +264,7 @@ def _replica(model: RankState, num_replicas: int | None, index: Any) -> tuple[in
             f"with num_replicas ({number}) say which one this rank belongs to, as in index=model.rank // 2"
         )
     if isinstance(place, int) and not 0 <= place < number:
-        raise UsageError(f"the index of a replica must lie in 0..{number - 1}, got {place}", index=place)
+        raise UsageError(f"the index of a replica must lie in 0..{number - 1}, got {place}")
     return number, place
 
 

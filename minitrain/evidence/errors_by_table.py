@@ -243,5 +243,5 @@ def rows_of(names: Sequence[str] | None = None) -> list[Row]:
     wanted = list(TABLES) if names is None else list(names)
     for name in wanted:
         if name not in TABLES:
-            raise UsageError(f"there is no table {name!r:.40}; use {', '.join(TABLES)}", table=name)
+            raise UsageError(f"there is no table {name!r:.40}; use {', '.join(TABLES)}")
     return [row for name in wanted for row in read_rows(tables_folder() / f"{name}.csv", name)]

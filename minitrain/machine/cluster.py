@@ -121,7 +121,7 @@ class Cluster:
         found = next((group for group in self.devices if group.label == name), None)
         if found is None:
             known = ", ".join(group.label for group in self.devices)
-            raise UsageError(f"{self.name} has no group called {name!r:.80}; use one of {known}", name=name)
+            raise UsageError(f"{self.name} has no group called {name!r:.80}; use one of {known}")
         return found
 
     def link(self, first: str, second: str) -> Link:
@@ -161,8 +161,7 @@ class Cluster:
         if watts <= least:
             raise UsageError(
                 f"{self.name} draws {least:g} W when all its devices are idle, so that a budget of {watts:g} W is too "
-                f"small; give more than {least:g} W, or leave devices out",
-                watts=watts,
+                f"small; give more than {least:g} W, or leave devices out"
             )
         share = min(1.0, (watts - least) / (most - least))
         found = self
@@ -216,7 +215,7 @@ def _checked_groups(groups: Any) -> tuple[Devices, ...]:
     names = [group.label for group in found]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise UsageError(f"two groups of the cluster are called {twice}; give each a name of its own", name=twice)
+        raise UsageError(f"two groups of the cluster are called {twice}; give each a name of its own")
     return found
 
 
@@ -343,15 +342,11 @@ def _checked(placement: Sequence[int], world_size: int, sizes: Sequence[int], cl
     nodes = node_of_each_rank(placement, world_size)
     for node, number in sorted(Counter(nodes).items()):
         if not 0 <= node < len(sizes):
-            raise UsageError(
-                f"a placement's nodes must be in 0..{len(sizes) - 1}, those of {cluster.name}, not {node}", node=node
-            )
+            raise UsageError(f"a placement's nodes must be in 0..{len(sizes) - 1}, those of {cluster.name}, not {node}")
         if number > sizes[node]:
             raise UsageError(
                 f"node {node} of {cluster.name} has {sizes[node]} devices, and the placement puts {number} ranks "
-                "there; spread them over more nodes",
-                node=node,
-                num_ranks=number,
+                "there; spread them over more nodes"
             )
     return nodes
 

@@ -90,9 +90,7 @@ def efficiency_at(rows: Rows, amount: float, unit: float) -> float:
     for bound, efficiency in rows:
         if amount >= bound * unit:
             return efficiency
-    raise UsageError(
-        f"the size of an operation must be a number >= 0, not {amount}; check the FLOP or bytes given", amount=amount
-    )
+    raise UsageError(f"the size of an operation must be a number >= 0, not {amount}; check the FLOP or bytes given")
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,7 +459,7 @@ class KernelRates(ReadOnly):
         rates = self
         for term in terms:
             if term not in TERMS:
-                raise UsageError(f"a kernel's price has no term {term!r}; use {', '.join(TERMS)}", term=term)
+                raise UsageError(f"a kernel's price has no term {term!r}; use {', '.join(TERMS)}")
             rates = replace(rates, **_NEUTRAL[term](rates))
         return rates
 
@@ -683,8 +681,7 @@ def mtbf_hours_of(device: str, given: float | Mapping[str, float] | None = None)
     if hours is None:
         raise UsageError(
             f"no mean time between failures is known of {device!r}, only of {', '.join(sorted(MTBF_HOURS))}; give it, "
-            f'as in mtbf_hours={{"{family}": 40_000}}',
-            device=device,
+            f'as in mtbf_hours={{"{family}": 40_000}}'
         )
     return float(hours)
 

@@ -123,7 +123,7 @@ def _require_drawn(watts: float, start_C: float | None) -> None:
     """Require a power that a device can draw, and a temperature that it can begin with."""
     require_number("watts", watts, or_zero=True)
     if start_C is not None and not (isinstance(start_C, int | float) and math.isfinite(start_C)):
-        raise UsageError(f"start_C must be a number of degrees Celsius, got {start_C!r:.80}", start_C=start_C)
+        raise UsageError(f"start_C must be a number of degrees Celsius, got {start_C!r:.80}")
 
 
 def clock_share(power: Power | None, watts: float, name: str) -> float:
@@ -142,8 +142,7 @@ def clock_share(power: Power | None, watts: float, name: str) -> float:
     if watts <= idle:
         raise UsageError(
             f"{name} draws {idle:g} W when it is idle, so that {watts:g} W leave nothing to compute with; "
-            f"allow it more than {idle:g} W, or leave it out",
-            watts=watts,
+            f"allow it more than {idle:g} W, or leave it out"
         )
     assert power is not None  # it has said its idle power
     return 1.0 if watts >= power.tdp_W else float(((watts - idle) / (power.tdp_W - idle)) ** (1 / 3))

@@ -68,12 +68,12 @@ class FixedPredictor:
     def __init__(self, **durations: float) -> None:
         for typ, seconds in durations.items():
             if typ not in EVENT_TYPES:
-                raise UsageError(f"there is no event type {typ!r}; use {', '.join(EVENT_TYPES)}", typ=typ)
+                raise UsageError(f"there is no event type {typ!r}; use {', '.join(EVENT_TYPES)}")
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < math.inf:
-                raise UsageError(f"the duration of {typ} must be a number of at least 0, got {seconds!r}", typ=typ)
+                raise UsageError(f"the duration of {typ} must be a number of at least 0, got {seconds!r}")
             if seconds and not _SHORTEST_S <= seconds <= _LONGEST_S:
                 raise UsageError(
-                    f"the duration of {typ} must be 0 or lie in {_SHORTEST_S}..{_LONGEST_S} s, got {seconds!r}", typ=typ
+                    f"the duration of {typ} must be 0 or lie in {_SHORTEST_S}..{_LONGEST_S} s, got {seconds!r}"
                 )
         self._given = durations
         self.durations = {

@@ -101,8 +101,7 @@ class MeasuredLayers:
             if len(values) > 1:
                 raise UsageError(
                     f"{self.source} has rows of several kinds of {column} ({', '.join(values)}); choose one, as in "
-                    f'{column}="{values[0]}"',
-                    column=column,
+                    f'{column}="{values[0]}"'
                 )
         if not self.rows:
             raise UsageError(f"{self.source} has no rows; a table of layers has the columns {', '.join(COLUMNS)}")
@@ -185,7 +184,6 @@ class MeasuredLayers:
             f"{self.source} has no time of layer {layer} for{size} tensor-parallel degree {tp}, and none around it; it "
             f"has layers 0..{self.num_layers - 1}, {known}; measure it, or use one of these",
             layer=layer,
-            num_samples=num_samples,
             tp=tp,
         )
 
@@ -232,9 +230,7 @@ def _number(text: str | None, column: str, where: str) -> float:
         value = math.nan
     if not 0 <= value < math.inf or (is_count and value != int(value)):
         rule = "a whole number" if is_count else "a number of seconds"
-        raise UsageError(
-            f"{where}: {column} must be {rule} of at least 0, got {text!r:.80}; correct the cell", column=column
-        )
+        raise UsageError(f"{where}: {column} must be {rule} of at least 0, got {text!r:.80}; correct the cell")
     return value
 
 
@@ -246,7 +242,6 @@ def _chosen(rows: tuple[LayerTime, ...], column: str, wanted: str | None, source
     if not found:
         known = ", ".join(sorted({getattr(row, column) for row in rows}))
         raise UsageError(
-            f"{source} has no rows whose {column} is {wanted!r:.80}; it has {known or 'none'}; use one of them",
-            column=column,
+            f"{source} has no rows whose {column} is {wanted!r:.80}; it has {known or 'none'}; use one of them"
         )
     return found

@@ -257,8 +257,4 @@ def _seconds(op: str, size_bytes: float, num_ranks: int, curve: TransferCurve, b
 def _check_size(op: str, size_bytes: float) -> None:
     """Refuse a negative size."""
     if not size_bytes >= 0:
-        raise UsageError(
-            f"the size of an operation must be a number of bytes >= 0, not {size_bytes} ({op})",
-            op=op,
-            size_bytes=size_bytes,
-        )
+        raise UsageError(f"the size of an operation must be a number of bytes >= 0, not {size_bytes} ({op})", op=op)

@@ -196,15 +196,11 @@ class Network(ReadOnly):
             UsageError: an unknown operation, a negative size, or fewer than one rank.
         """
         if not size_bytes >= 0:
-            raise UsageError(
-                f"the size of an operation must be a number of bytes >= 0, not {size_bytes} ({op})",
-                op=op,
-                size_bytes=size_bytes,
-            )
+            raise UsageError(f"the size of an operation must be a number of bytes >= 0, not {size_bytes} ({op})", op=op)
         if op == "p2p":
             return self._priced(self._row("p2p"), size_bytes, 2)
         if num_ranks < 1:
-            raise UsageError(f"{op} needs at least one rank, not {num_ranks}", op=op, num_ranks=num_ranks)
+            raise UsageError(f"{op} needs at least one rank, not {num_ranks}", op=op)
         if op not in self.ops and op in _derived_ops():
             seconds = self._derived(op, size_bytes, num_ranks)
         else:
@@ -280,7 +276,6 @@ def select_tier(tiers: Iterable[Network], world_size: int) -> Network:
         f"world_size ({world_size}) must fit into a tier of the network, whose largest spans {largest} "
         f"ranks; use at most {largest} ranks or a config with a larger tier",
         world_size=world_size,
-        largest=largest,
     )
 
 
@@ -358,9 +353,7 @@ def require_algorithm(op: str, algorithm: str | None) -> str | None:
     if algorithm is not None and algorithm not in algorithms:
         known = ", ".join(map(repr, algorithms))
         raise UsageError(
-            f"the algorithm of {op} must be one of {known}, or None for the network's choice; got {algorithm!r}",
-            op=op,
-            algorithm=algorithm,
+            f"the algorithm of {op} must be one of {known}, or None for the network's choice; got {algorithm!r}", op=op
         )
     return algorithm
 
@@ -373,7 +366,7 @@ def no_such_algorithm(op: str, algorithm: str, why: str) -> UsageError:
         algorithm: what was asked for.
         why: the rule that the network or the group breaks, and what to use.
     """
-    return UsageError(f"{op} was asked for by algorithm={algorithm!r}, but {why}", op=op, algorithm=algorithm)
+    return UsageError(f"{op} was asked for by algorithm={algorithm!r}, but {why}", op=op)
 
 
 def require_two_levels(op: str, *, has_two_levels: bool) -> None:

@@ -328,7 +328,7 @@ class Pricing:
         terms = (self.without,) if isinstance(self.without, str) else tuple(self.without)
         for term in terms:
             if term not in TERMS:
-                raise UsageError(f"a price has no term {term!r:.80}; use {', '.join(TERMS)}", term=term)
+                raise UsageError(f"a price has no term {term!r:.80}; use {', '.join(TERMS)}")
         if self.fidelity == "roofline" and (self.platform is not None or terms):
             raise _for_kernels("without" if self.platform is None else "platform")
         if self.prices is not None and not isinstance(self.prices, MeasuredLayers):

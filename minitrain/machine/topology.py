@@ -204,16 +204,12 @@ def checked_placement(placement: Sequence[int], world_size: int, node_size: int,
     nodes = node_of_each_rank(placement, world_size)
     if min(nodes) < 0 or max(nodes) >= num_nodes:
         wrong = min(nodes) if min(nodes) < 0 else max(nodes)
-        raise UsageError(
-            f"a placement's nodes must be in 0..{num_nodes - 1}, the largest tier's, not {wrong}", node=wrong
-        )
+        raise UsageError(f"a placement's nodes must be in 0..{num_nodes - 1}, the largest tier's, not {wrong}")
     node, crowd = Counter(nodes).most_common(1)[0]
     if crowd > node_size:
         raise UsageError(
             f"a node must hold at most {node_size} ranks, the size of the smallest tier, but the "
-            f"placement puts {crowd} ranks on node {node}; spread them over more nodes",
-            node=node,
-            num_ranks=crowd,
+            f"placement puts {crowd} ranks on node {node}; spread them over more nodes"
         )
     return nodes
 
@@ -593,7 +589,6 @@ class HierarchicalTopology:
                     f"({tier.size} ranks), but world_size is {self.world_size}; use {fill} ranks, "
                     f'network="auto" or "flat", or must_be_filled false',
                     world_size=self.world_size,
-                    tier_size=tier.size,
                 )
 
     def _shift_that_changes_nothing(self) -> int:

@@ -366,7 +366,7 @@ class DenseLayers(_Trained):
         super().__init__()
         self.problem: Problem = problem
 
-    def load(self, layer: int, part: int, num_parts: int) -> Flat:
+    def load(self, layer: int, part: int, num_parts: int) -> Flat:  # noqa: ARG002  (it is the same for all parts of one)
         """Return the initial weight of a whole layer.
 
         Raises:
@@ -375,8 +375,7 @@ class DenseLayers(_Trained):
         if num_parts > 1:
             raise UsageError(
                 f"the dense layers of numerics are whole, and cannot be divided into {num_parts} parts; train a "
-                'transformer, as in workload="tiny"',
-                part=part,
+                'transformer, as in workload="tiny"'
             )
         return Flat(placed(self.problem.initial_weight(layer).ravel(), self.problem))
 
@@ -389,8 +388,7 @@ class DenseLayers(_Trained):
         if len(list(shards)) < num_shards:
             raise UsageError(
                 f"the dense layers of numerics have one row a sample, which cannot be cut into {num_shards} shards of "
-                'a sequence; train a transformer, as in workload="tiny"',
-                num_shards=num_shards,
+                'a sequence; train a transformer, as in workload="tiny"'
             )
 
     def inputs(self, samples: Iterable[int], global_batch_size: int, positions: Any = None, cut: Any = UNCUT) -> Rows:  # noqa: ARG002

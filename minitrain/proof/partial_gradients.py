@@ -489,8 +489,7 @@ def require_capacity(done: Computed, trained: float | None) -> None:
     if given != trained:
         raise UsageError(
             f"capacity_factor ({given}) of the strategy must be that of what is trained ({trained}), where tokens "
-            f"carry numbers; give numerics=TransformerProblem(model, capacity_factor={given})",
-            capacity_factor=given,
+            f"carry numbers; give numerics=TransformerProblem(model, capacity_factor={given})"
         )
 
 

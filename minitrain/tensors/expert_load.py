@@ -75,16 +75,14 @@ def _by_expert(num_experts: int, imbalance: Any) -> list[Fraction]:
         if len(imbalance) != num_experts or not all(map(is_number, imbalance)) or not sum(imbalance):
             raise UsageError(
                 f"imbalance must be a factor, or a number of at least 0 for each of the {num_experts} experts, got "
-                f"{imbalance!r:.80}",
-                imbalance=imbalance,
+                f"{imbalance!r:.80}"
             )
         amounts = [_exactly(amount) for amount in imbalance]
         return [amount / sum(amounts) for amount in amounts]
     if not is_number(imbalance) or not 1 <= imbalance <= num_experts:
         raise UsageError(
             f"imbalance must lie in 1..{num_experts}, the number of experts, since the busiest expert gets so many "
-            f"times the mean; got {imbalance!r:.80}",
-            imbalance=imbalance,
+            f"times the mean; got {imbalance!r:.80}"
         )
     first = _exactly(imbalance) / num_experts
     return [first, *[(1 - first) / max(num_experts - 1, 1)] * (num_experts - 1)]
@@ -95,8 +93,7 @@ def _capacity(factor: Any) -> Fraction:
     if not is_number(factor) or not factor:
         raise UsageError(
             f"capacity_factor must be a number above 0, or None for experts that take all tokens, got {factor!r:.80}; "
-            "use 1.25",
-            capacity_factor=factor,
+            "use 1.25"
         )
     return _exactly(factor)
 
@@ -126,8 +123,7 @@ def as_imbalance(
     if len(rows) not in (1, len(layers)):
         raise UsageError(
             f"{imbalance} must have the loads of experts on a line for each of {len(layers)} layers that have them, or "
-            f"on one for all, found {len(rows)} lines",
-            imbalance=imbalance,
+            f"on one for all, found {len(rows)} lines"
         )
     return rows[sorted(layers).index(layer) if len(rows) > 1 else 0]
 
@@ -153,8 +149,7 @@ def _loads_in(path: str, _version: tuple[int, int]) -> tuple[tuple[float, ...], 
     except (OSError, ValueError) as error:
         raise UsageError(
             f"cannot read the loads of experts in {path}: {error}; write the tokens that each expert gets on a line "
-            "for each layer, such as 812,790,1033,409",
-            imbalance=path,
+            "for each layer, such as 812,790,1033,409"
         ) from None
 
 

@@ -63,8 +63,7 @@ class Checkpoints:
             TemporaryFile(dir=self.folder).close()
         except OSError as error:
             raise UsageError(
-                f"checkpoints cannot be written into {self.folder}: {error.strerror}; give another folder",
-                folder=str(self.folder),
+                f"checkpoints cannot be written into {self.folder}: {error.strerror}; give another folder"
             ) from None
 
     def newest(self) -> tuple[int, Path] | None:
@@ -92,8 +91,7 @@ class Checkpoints:
         if differ:
             raise UsageError(
                 f"the checkpoint {folder} is of another run ({'; '.join(differ)}); give another folder, or the same "
-                "parameters",
-                folder=str(folder),
+                "parameters"
             )
         return steps, folder
 
@@ -224,8 +222,7 @@ def _telling(folder: Path) -> Iterator[None]:
     except (OSError, CheckpointException) as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise UsageError(
-            f"the checkpoint {folder} cannot be written: {_why(error)}; give a folder that can be written and has room",
-            folder=str(folder),
+            f"the checkpoint {folder} cannot be written: {_why(error)}; give a folder that can be written and has room"
         ) from None
 
 
@@ -246,7 +243,7 @@ def _unreadable(folder: Path, error: BaseException) -> UsageError:
     """Return the error for a checkpoint that cannot be read: one that the system keeps from us may well be whole."""
     is_kept = any(isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError) for cause in _causes(error))
     remedy = "make it readable, or give another folder" if is_kept else "remove it"
-    return UsageError(f"the checkpoint {folder} cannot be read: {_why(error)}; {remedy}", folder=str(folder))
+    return UsageError(f"the checkpoint {folder} cannot be read: {_why(error)}; {remedy}")
 
 
 def _causes(error: BaseException) -> list[BaseException]:

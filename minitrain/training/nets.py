@@ -46,12 +46,12 @@ def read_text(data: Any = None) -> bytes:
             text = read_bytes(data, "file to learn from", 4 * 2**30)
         except (OSError, ValueError) as error:
             raise UsageError(
-                f"data must be a file that can be read, or an iterable of texts; {data}: {error}", data=data
+                f"data must be a file that can be read, or an iterable of texts; {data}: {error}"
             ) from None
     else:
         text = b"".join(piece.encode() if isinstance(piece, str) else bytes(piece) for piece in data)
     if len(text) < 4 * CONTEXT:
-        raise UsageError(f"data must have at least {4 * CONTEXT} bytes to learn from, got {len(text)}", data=data)
+        raise UsageError(f"data must have at least {4 * CONTEXT} bytes to learn from, got {len(text)}")
     return text
 
 
@@ -150,7 +150,7 @@ class DenseBytes(Dense):
         compiles: bool = False,
     ) -> None:
         if width < NUM_BYTES or width % CONTEXT:
-            raise UsageError(f"width must be a multiple of {CONTEXT} of at least {NUM_BYTES}, got {width}", width=width)
+            raise UsageError(f"width must be a multiple of {CONTEXT} of at least {NUM_BYTES}, got {width}")
         super().__init__(num_layers, width, optimizer or Adam(rate=2e-3), dtypes, device, compiles=compiles)
         self._seed = seed
         self._text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()

@@ -491,6 +491,5 @@ def _require_playable(days: float, samples: int, mtbf_s: float) -> None:
         raise UsageError(
             f"days ({days:g}) have {num_failures:.2g} failures in {samples} samples, and at most {_MOST_FAILURES:.0e} "
             f"are played; use days={0.9 * days * _MOST_FAILURES / num_failures:.2g}, whose shares are alike, or fewer "
-            "samples",
-            days=days,
+            "samples"
         )

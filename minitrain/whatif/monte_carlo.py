@@ -315,7 +315,7 @@ def _require_of(of: str) -> None:
         UsageError: it is another one.
     """
     if of not in ("kinds", "prices"):
-        raise UsageError(f'of must be "kinds" or "prices", got {of!r:.80}', of=of)
+        raise UsageError(f'of must be "kinds" or "prices", got {of!r:.80}')
 
 
 def _kinds(activities: Activities) -> list[tuple[str, Bools]]:

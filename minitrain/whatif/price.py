@@ -81,7 +81,7 @@ def _listed(name: str, values: Any) -> list[Any]:
     """Return the values of a name as a list of Python's own numbers."""
     listed = values.tolist() if hasattr(values, "tolist") else values
     if isinstance(listed, str | Mapping) or not isinstance(listed, Sequence):
-        raise UsageError(f"{name} must have a list of values, one a machine, got {values!r:.80}", name=name)
+        raise UsageError(f"{name} must have a list of values, one a machine, got {values!r:.80}")
     return list(listed)
 
 
@@ -89,7 +89,7 @@ def _combined(columns: Mapping[str, list[Any]], grid: Mapping[str, list[Any]]) -
     """Return columns of every combination of a grid, with each of the machines there are."""
     for name in grid:
         if name in columns:
-            raise UsageError(f"{name} is varied twice; give it once", name=name)
+            raise UsageError(f"{name} is varied twice; give it once")
     rows = list(zip(*columns.values(), strict=True)) if columns else [()]
     points = [(*row, *values) for row in rows for values in itertools.product(*grid.values())]
     names = [*columns, *grid]
@@ -120,8 +120,7 @@ class Configurations:
             if name in DEFAULTS:
                 raise UsageError(
                     f"{name} does not vary prices alone; {', '.join(PRICE_ONLY)} and the figures of a hardware config "
-                    "do (sweep takes all others)",
-                    name=name,
+                    "do (sweep takes all others)"
                 )
         self._varied = self._validated(paths)
 

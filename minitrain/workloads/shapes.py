@@ -96,9 +96,7 @@ class Cut:
             fitting = max(parts for parts in range(1, num_parts) if self.count % parts == 0)
             raise UsageError(
                 f"{self.what} ({self.count}) must be a multiple of {axis} ({num_parts}); use {axis}={fitting}, "
-                f"or a model with {self.what}={self.count - rest + num_parts}",
-                what=self.what,
-                axis=axis,
+                f"or a model with {self.what}={self.count - rest + num_parts}"
             )
         return size // self.count * -(-self.count // num_parts)
 

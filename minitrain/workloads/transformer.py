@@ -271,8 +271,7 @@ def find_model(model: StrPath | Transformer) -> Transformer:
     hint = f"{closest(model, _shipped())} ".lstrip()
     raise UsageError(
         f"there is no model {shown(model)}; {hint}shipped are {', '.join(_shipped())}; a path to a Hugging Face "
-        "config.json or an mt.Transformer will do as well",
-        model=model,
+        "config.json or an mt.Transformer will do as well"
     )
 
 

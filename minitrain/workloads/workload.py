@@ -168,7 +168,7 @@ def as_recompute(words: Any) -> Recompute:
         modules = ", ".join(f'"{name}"' for name in MODULES)
         fault = str(choice_fault("recompute", words, RECOMPUTE))
         guess = "?" if fault.endswith("?") else ""
-        raise UsageError(f'{fault.removesuffix("?")}, or some of {modules}, joined by "+"{guess}', recompute=words)
+        raise UsageError(f'{fault.removesuffix("?")}, or some of {modules}, joined by "+"{guess}')
     named = "+".join(module for module in MODULES if module in given)
     return "selective" if named == "core_attn" else named
 

@@ -252,7 +252,7 @@ def find_backend(name: str | None) -> Backend:
     """
     made: dict[str, Callable[[], Backend]] = {"jax": JaxBackend, "numpy": NumpyBackend, "torch": TorchBackend}
     if name is None or name not in made:
-        raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}", backend=name)
+        raise UsageError(f"backend must be one of {', '.join(BACKENDS)}, got {name!r}")
     if importlib.util.find_spec(name) is None:
         raise UsageError(f"backend {name!r} needs {name}, which is not installed; use another one, or install it")
     return made[name]()
@@ -477,7 +477,7 @@ def calibrate(
     """
     require_count("num_samples", num_samples)
     if not is_number(largest) or not 0 < largest <= 1:
-        raise UsageError(f"largest is a share of the ladders in (0, 1], got {largest!r}", largest=largest)
+        raise UsageError(f"largest is a share of the ladders in (0, 1], got {largest!r}")
     found = find_backend(backend) if isinstance(backend, str | None) else backend
     ladder = [rung for rung in rungs(largest) if found.fuses or not rung.name.startswith("polynomial ")]
     about = {

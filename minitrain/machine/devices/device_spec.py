@@ -116,8 +116,7 @@ class DeviceSpec:
         if found is None:
             raise UsageError(
                 f"{self.name} is no view on a hardware config, and a spec does not say how much memory there is; "
-                'give a config that does: to_device("a100_80g")',
-                name=self.name,
+                'give a config that does: to_device("a100_80g")'
             )
         seen = DeviceSpec.from_device(found)
         changed = {name for name in self.__dataclass_fields__ if getattr(self, name) != getattr(seen, name)}
@@ -130,8 +129,7 @@ class DeviceSpec:
             if self.has_tensor_cores and not any(name.startswith("matrix") for name in self.rates or {}):
                 raise UsageError(
                     f"{device.name} does not say what tensor cores would compute; state it: "
-                    'rates={"matrix.float16": GFLOP/s}',
-                    name=device.name,
+                    'rates={"matrix.float16": GFLOP/s}'
                 )
             processor = Processor({}, processor.vector)
         peak = {"vector.float32": self.peak_fp32} if "peak_fp32" in changed else {}

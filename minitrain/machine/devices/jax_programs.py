@@ -243,8 +243,7 @@ def as_arguments(shape: Any, dtype: str) -> Any:
             return value
         if not all(isinstance(size, Integral) and not isinstance(size, bool) and int(size) >= 0 for size in value):
             raise UsageError(
-                f"a shape is a tuple of whole numbers >= 0, got {value!r}; where a size varies, simulate each",
-                shape=value,
+                f"a shape is a tuple of whole numbers >= 0, got {value!r}; where a size varies, simulate each"
             )
         return struct(tuple(map(int, value)), of_elements)  # type: ignore[no-untyped-call]
 
@@ -264,9 +263,7 @@ def element_type(dtype: Any) -> Any:
         return jnp.dtype("nothing" if dtype is None else dtype)  # NumPy takes None as float64
     except TypeError:
         known = ", ".join(name for name in ELEMENT_BYTES if name not in ("float8", "tf32"))
-        raise UsageError(
-            f"dtype must be one of {known}, float8_e4m3fn or float8_e5m2, got {dtype!r}", dtype=dtype
-        ) from None
+        raise UsageError(f"dtype must be one of {known}, float8_e4m3fn or float8_e5m2, got {dtype!r}") from None
 
 
 def _without_dead_code(jaxpr: Any) -> Any:
@@ -506,7 +503,7 @@ def _value(var: Any) -> Value:
     """
     shape = tuple(getattr(var.aval, "shape", ()))
     if not all(isinstance(size, int) for size in shape):
-        raise UsageError(f"a program must have fixed sizes, but an array has {shape}; simulate each size", shape=shape)
+        raise UsageError(f"a program must have fixed sizes, but an array has {shape}; simulate each size")
     return Value(shape, known_datatype(str(getattr(var.aval, "dtype", "float32"))))
 
 

@@ -58,7 +58,7 @@ def known_datatype(name: str) -> str:
 def require_datatype(datatype: Any) -> None:
     """Raise a UsageError unless elements of a datatype have a size."""
     if not isinstance(datatype, str) or datatype not in ELEMENT_BYTES:
-        raise UsageError(f"there is no datatype {datatype!r}; use one of {', '.join(ELEMENT_BYTES)}", datatype=datatype)
+        raise UsageError(f"there is no datatype {datatype!r}; use one of {', '.join(ELEMENT_BYTES)}")
 
 
 def is_number(value: Any) -> bool:
@@ -267,8 +267,7 @@ def occupancy(launch: KernelLaunch, limits: UnitLimits, reserved_smem_bytes: int
         short = ", ".join(name for name, found in by_limit.items() if not found)
         raise UsageError(
             f"no block of {launch.threads} threads, {launch.registers} registers a thread and {launch.smem_bytes} "
-            f"bytes of shared memory fits on a unit ({short}); use smaller blocks",
-            launch=launch,
+            f"bytes of shared memory fits on a unit ({short}); use smaller blocks"
         )
     return blocks * warps / limits.warps
 

@@ -120,8 +120,7 @@ def _held(name: str, programs: list[Program]) -> Program:
         return _joined(programs, "a while_loop of unknown length")
     raise UsageError(
         f"a graph may hold cond and while_loop, but this one holds {name}, whose cost nobody knows; "
-        "export a program without it, or give its operations as a list",
-        operator=name,
+        "export a program without it, or give its operations as a list"
     )
 
 

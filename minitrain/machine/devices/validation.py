@@ -247,7 +247,7 @@ def cases_of(phase: str, library: str = "jax") -> list[Case]:
         UsageError: there is no such phase, or torch's networks need transformers.
     """
     if phase not in PHASES:
-        raise UsageError(f"phase must be one of {', '.join(PHASES)}, got {phase!r}", phase=phase)
+        raise UsageError(f"phase must be one of {', '.join(PHASES)}, got {phase!r}")
     found = [] if phase == "models" else _synthetic() + (_thin() if library == "torch" else _polynomials())
     if phase == "synthetic":
         return found

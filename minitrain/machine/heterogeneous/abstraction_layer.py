@@ -377,8 +377,7 @@ class HardwareAbstractionLayer:
         if lacking:
             raise UsageError(
                 f"a backend for {shown_key(hardware_class)} needs {', '.join(wanted)}, and "
-                f"{type(backend_implementation).__name__} lacks {', '.join(lacking)}; see HardwareBackend",
-                lacking=tuple(lacking),
+                f"{type(backend_implementation).__name__} lacks {', '.join(lacking)}; see HardwareBackend"
             )
         self.hardware_backends[hardware_class] = backend_implementation
 
@@ -459,8 +458,7 @@ class HardwareAbstractionLayer:
             known = [shown_key(each) for each in self.hardware_backends]
             raise UsageError(
                 f"no backend is registered for {shown_key(key)}; {one_of(shown_key(key), known)}; "
-                "or call register_backend",
-                key=key,
+                "or call register_backend"
             )
         return found
 

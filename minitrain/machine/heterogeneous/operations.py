@@ -227,7 +227,7 @@ def operation_named(op_type: str) -> OperationKind:
         UsageError: there is none.
     """
     if op_type not in OPERATIONS:
-        raise UsageError(f"there is no operation {op_type!r}; {one_of(op_type, OPERATIONS)}", op_type=op_type)
+        raise UsageError(f"there is no operation {op_type!r}; {one_of(op_type, OPERATIONS)}")
     return OPERATIONS[op_type]
 
 
@@ -242,9 +242,7 @@ def split_inputs(kind: OperationKind, inputs: Mapping[str, Any]) -> tuple[list[A
     if missing or unknown:
         wrong = f"lacks {', '.join(missing)}" if missing else f"does not take {', '.join(unknown)}"
         options = f", and may have {', '.join(kind.options)}" if kind.options else ""
-        raise UsageError(
-            f"{kind.name} takes {', '.join(kind.operands)}{options}; what was given {wrong}", op_type=kind.name
-        )
+        raise UsageError(f"{kind.name} takes {', '.join(kind.operands)}{options}; what was given {wrong}")
     options_given = {name: value for name, value in inputs.items() if name in kind.options}
     return [inputs[name] for name in kind.operands], options_given
 
@@ -267,8 +265,7 @@ def result_shape(kind: OperationKind, shapes: Sequence[Any], options: Options) -
         return tuple(int(size) for size in kind.shape(*shapes, **options))
     except (ValueError, IndexError, TypeError) as error:
         raise UsageError(
-            f"{kind.name} cannot take arrays of shapes {', '.join(map(str, shapes))}: {error}; check the operands",
-            op_type=kind.name,
+            f"{kind.name} cannot take arrays of shapes {', '.join(map(str, shapes))}: {error}; check the operands"
         ) from None
 
 
@@ -401,8 +398,7 @@ def datatype_named(name: str) -> Any:
     except TypeError:
         known = ", ".join((*_REAL, "bfloat16", *_WHOLE))
         raise UsageError(
-            f"no library here has arrays of {name}; use one of {known}, or an ArraySpec where only the price matters",
-            datatype=name,
+            f"no library here has arrays of {name}; use one of {known}, or an ArraySpec where only the price matters"
         ) from None
 
 

@@ -500,8 +500,7 @@ def share_devices(
         for share in given:
             if not 0 < share <= 1 or share * units < 1:
                 raise UsageError(
-                    f"a share must be in (0, 1] and leave a unit of the {units} of {device.name}, got {share!r}",
-                    share=share,
+                    f"a share must be in (0, 1] and leave a unit of the {units} of {device.name}, got {share!r}"
                 )
         if device.thermal is not None:
             raise UsageError(f"{device.name} warms up, and heat of shared units is not modelled; leave out its thermal")
@@ -523,10 +522,7 @@ def _require_one(devices: dict[str, HardwareCapabilityProfile], device: Hardware
         UsageError: another one has its name.
     """
     if devices.setdefault(device.name, device) != device:
-        raise UsageError(
-            f"two devices are called {device.name!r}; give each a name of its own, as profiles_of does",
-            name=device.name,
-        )
+        raise UsageError(f"two devices are called {device.name!r}; give each a name of its own, as profiles_of does")
 
 
 @typed
@@ -597,8 +593,7 @@ class MultiDeviceOrchestrator:
             if isinstance(given, workloads.ArraySpec):
                 raise UsageError(
                     f"{workload.workload_id} is computed with real numbers, and {name} is an ArraySpec without; give "
-                    "an array, or use decompose_workload for prices alone",
-                    name=name,
+                    "an array, or use decompose_workload for prices alone"
                 )
         mapping: workloads.DeviceMapping
         if isinstance(device_mapping, Mapping):
@@ -647,7 +642,7 @@ class LimitedBackend:
 
     def __init__(self, inner: HardwareBackend, limit_s: float) -> None:
         if not is_number(limit_s) or limit_s == 0:
-            raise UsageError(f"limit_s is how many seconds a call may take, above 0, got {limit_s!r}", limit_s=limit_s)
+            raise UsageError(f"limit_s is how many seconds a call may take, above 0, got {limit_s!r}")
         self.inner, self.limit_s = inner, limit_s
         self.name, self.is_priced = inner.name, inner.is_priced
         self.reason_unavailable, self.reason_unsupported = inner.reason_unavailable, inner.reason_unsupported

@@ -98,7 +98,7 @@ def class_named(name: Key) -> HardwareClass:
         return name
     known = [each.value for each in HardwareClass]
     if name not in known:
-        raise UsageError(f"there is no class of hardware {name!r}; {one_of(name, known)}", name=name)
+        raise UsageError(f"there is no class of hardware {name!r}; {one_of(name, known)}")
     return HardwareClass(name)
 
 
@@ -257,8 +257,7 @@ def profiles_of(devices: Any) -> list[HardwareCapabilityProfile]:
         if count > 1:
             raise UsageError(
                 f"devices need names of their own, and {name!r} is there {count} times; use "
-                f'HardwareCapabilityProfile.from_device(config, name="{name}-1")',
-                name=name,
+                f'HardwareCapabilityProfile.from_device(config, name="{name}-1")'
             )
     return found
 
@@ -299,9 +298,7 @@ class HardwareTaxonomy:
         """
         known = self.profiles.setdefault(profile.name, profile)
         if known != profile:
-            raise UsageError(
-                f"another device is registered as {profile.name!r}; give this one a name of its own", name=profile.name
-            )
+            raise UsageError(f"another device is registered as {profile.name!r}; give this one a name of its own")
 
     def profiles_of_class(self, hardware_class: Key) -> list[HardwareCapabilityProfile]:
         """Return the devices of a class, in the order in which they were registered."""
@@ -360,8 +357,7 @@ class EnhancedHardwareTaxonomy(HardwareTaxonomy):
         if capability_id not in self.capabilities_registry:
             raise UsageError(
                 f"there is no capability {capability_id!r}; {one_of(capability_id, self.capabilities_registry)}; "
-                "or call register_capability first",
-                capability=capability_id,
+                "or call register_capability first"
             )
         self._assigned.setdefault(owner, {})[capability_id] = _share("strength", strength)
 
@@ -385,9 +381,7 @@ class EnhancedHardwareTaxonomy(HardwareTaxonomy):
             circle = " -> ".join(each.value for each in [*way, child])
             raise UsageError(
                 f"classes must not inherit from one another in a circle, and {child.value} below {parent.value} would "
-                f"close {circle}; leave out one of these steps",
-                parent=parent,
-                child=child,
+                f"close {circle}; leave out one of these steps"
             )
         below = [pair for pair in self.hardware_hierarchies.get(parent, ()) if pair[0] is not child]
         self.hardware_hierarchies[parent] = [*below, (child, factor)]
@@ -510,7 +504,7 @@ def _keys(device: HardwareCapabilityProfile | None) -> tuple[Key, ...]:
 def _share(name: str, value: Any) -> float:
     """Return a share, which must be in (0, 1]."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise UsageError(f"{name} is a share in (0, 1], got {value!r}; use 1.0 where nothing is lost", value=value)
+        raise UsageError(f"{name} is a share in (0, 1], got {value!r}; use 1.0 where nothing is lost")
     return float(value)
 
 

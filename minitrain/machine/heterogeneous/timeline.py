@@ -131,8 +131,7 @@ def timeline(
         if name not in warm:
             raise UsageError(
                 f"temperatures_C names {name!r}, and the devices that have a Thermal are {', '.join(warm) or 'none'}; "
-                "give mt.Devices(..., thermal=mt.Thermal(...)), or leave it out",
-                name=name,
+                "give mt.Devices(..., thermal=mt.Thermal(...)), or leave it out"
             )
     run = _TimelineSimulation(steps, devices, _power_left_mW(steps, devices, power_budget_W), temperatures_C)
     for number in range(len(steps)):
@@ -182,8 +181,7 @@ def _power_left_mW(steps: Sequence[Step], devices: Sequence[HardwareCapabilityPr
     if silent:
         raise UsageError(
             f"a power budget needs what devices draw, and the config of {silent[0]} has no power; add "
-            "power: {tdp_W, idle_W}, or leave out the budget",
-            device=silent[0],
+            "power: {tdp_W, idle_W}, or leave out the budget"
         )
     working = {step.device for step in steps if step.kind == "compute"}
     rest = sum(device.idle_W or 0.0 for device in devices)
@@ -194,8 +192,7 @@ def _power_left_mW(steps: Sequence[Step], devices: Sequence[HardwareCapabilityPr
     if more > left:
         raise UsageError(
             f"power_budget_W ({budget_W:g}) must let {hungriest} work beside the others at rest, which takes "
-            f"{rest + more / 1e3:g} W; raise it, or leave a device out",
-            power_budget_W=budget_W,
+            f"{rest + more / 1e3:g} W; raise it, or leave a device out"
         )
     return left
 

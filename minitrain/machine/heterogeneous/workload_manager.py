@@ -255,8 +255,7 @@ def require_mapped(workload: WorkloadProfile, device_mapping: DeviceMapping) -> 
     if unknown:
         raise UsageError(
             f"device_mapping names {unknown[0]!r}, which is no operation of {workload.workload_id}; "
-            f"{one_of(unknown[0], workload.by_name)}",
-            unknown=tuple(unknown),
+            f"{one_of(unknown[0], workload.by_name)}"
         )
 
 
@@ -365,8 +364,7 @@ class ListScheduler:
                 cost = self.workload.costs[name]
                 raise UsageError(
                     f"no device of {', '.join(self.devices)} computes {cost.name} in {cost.datatype}; give one that "
-                    "does, or another precision",
-                    operation=name,
+                    "does, or another precision"
                 )
         order = self.by_urgency()
         alone = [[device] for device in self.devices if len(self.devices) > 1]
@@ -702,7 +700,7 @@ class HeterogeneousScheduler:
             except MinitrainError as error:
                 reasons.append(f"{device.name}: {error}")
         if not found:
-            raise UsageError(f"no device can do {task.task_id}; {'; '.join(reasons)}", task=task.task_id)
+            raise UsageError(f"no device can do {task.task_id}; {'; '.join(reasons)}")
         return found
 
 

@@ -248,9 +248,7 @@ class WorkloadProfile:
 def _require_known(names: Iterable[str], known: Mapping[str, Any], who: str) -> None:
     for name in names:
         if name not in known:
-            raise UsageError(
-                f"{who} {name!r}, which no input and no operation before it gives; {one_of(name, known)}", name=name
-            )
+            raise UsageError(f"{who} {name!r}, which no input and no operation before it gives; {one_of(name, known)}")
 
 
 def dependencies(workload: WorkloadProfile) -> dict[str, list[str]]:
@@ -480,14 +478,12 @@ class EnhancedTestTask(TestTask):
         if self.power_budget is not None and drawn is None:
             raise UsageError(
                 f"{self.task_id} has a power budget, and the config of {hardware_profile.name} has no power; add "
-                "power: {tdp_W, idle_W}, or leave out the budget",
-                power_budget=self.power_budget,
+                "power: {tdp_W, idle_W}, or leave out the budget"
             )
         if self.power_budget is not None and drawn is not None and drawn > self.power_budget:
             raise UsageError(
                 f"{hardware_profile.name} draws {drawn:g} W, and the power budget of {self.task_id} is "
-                f"{self.power_budget:g} W; use a device that draws less, or a budget of {drawn:g} W",
-                power_budget=self.power_budget,
+                f"{self.power_budget:g} W; use a device that draws less, or a budget of {drawn:g} W"
             )
         workload = self.workload
         result = hardware_profile.simulator.simulate(workload.program)
@@ -539,8 +535,7 @@ def split_by_samples(
     if waiting:
         raise UsageError(
             f"{workload.workload_id} cannot be cut by samples, since {waiting[0]} waits for operations that it "
-            "does not read from; divide it by operations: decompose_workload",
-            operation=waiting[0],
+            "does not read from; divide it by operations: decompose_workload"
         )
     by_row = rows_kept(workload)
     first = max(working, key=lambda device: shares[device.name])
@@ -582,8 +577,7 @@ def rows_kept(workload: WorkloadProfile) -> frozenset[str]:
                 by_row = ", ".join(name for name in operation.reads() if name in found)
                 raise UsageError(
                     f"{workload.workload_id} cannot be cut by samples, since {operation.name} ({operation.op_type}) "
-                    f"mixes the rows of {by_row}; divide it by operations: decompose_workload",
-                    operation=operation.name,
+                    f"mixes the rows of {by_row}; divide it by operations: decompose_workload"
                 )
             found.add(operation.name)
     return frozenset(found)

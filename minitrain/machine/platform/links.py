@@ -52,7 +52,7 @@ def require_known(subject: str, keys: Iterable[str], known: Iterable[str]) -> No
     names = list(known)
     for key in keys:
         if key not in names:
-            raise UsageError(f"{subject} {key!r:.60}; {one_of(key, names)}", key=key)
+            raise UsageError(f"{subject} {key!r:.60}; {one_of(key, names)}")
 
 
 def share_used(steps: Sequence[tuple[float, float]], capacity: float, until: float) -> float:
@@ -98,7 +98,7 @@ class VirtualNetworkLink:
         )
         for holds, rule in rules:
             if not holds:
-                raise UsageError(f"link {self.link_id}: {rule}", link_id=self.link_id)
+                raise UsageError(f"link {self.link_id}: {rule}")
 
     @property
     def bytes_per_s(self) -> float:
@@ -214,10 +214,10 @@ class Routes:
     def _walk(self, source: str, dest: str) -> Iterable[Lane]:
         for name in (source, dest):
             if name not in self._out:
-                raise UsageError(f"there is no endpoint {name!r}; {one_of(name, self._out):.200}", endpoint=name)
+                raise UsageError(f"there is no endpoint {name!r}; {one_of(name, self._out):.200}")
         steps = self._steps(dest)
         if source not in steps:
-            raise UsageError(f"no links lead from {source} to {dest}; add one", source_id=source, dest_id=dest)
+            raise UsageError(f"no links lead from {source} to {dest}; add one")
         here = source
         while here != dest:
             exits = [one for one in self._out[here] if steps.get(one[0], -1) == steps[here] - 1]
@@ -356,8 +356,7 @@ def nodes(
     if nics > devices_per_node:
         raise UsageError(
             f"nics ({nics}) must be at most devices_per_node ({devices_per_node}), as each interface has devices of "
-            "its own; use fewer, with a larger nic_bps",
-            nics=nics,
+            "its own; use fewer, with a larger nic_bps"
         )
     links: Links = []
     for node in range(num_nodes):

@@ -328,8 +328,7 @@ class VirtualHardwarePlatform:
         if wanted > device.processing_units:
             raise UsageError(
                 f"task {task.task_id} asks for {wanted} processing units, but {device_id} has "
-                f"{device.processing_units}; ask for fewer",
-                device_id=device_id,
+                f"{device.processing_units}; ask for fewer"
             )
         if self.unit_rates == "shared":
             slower = device.processing_units / wanted
@@ -422,7 +421,7 @@ class VirtualHardwarePlatform:
         self._device(device_id)
         if model_id not in self._models:
             meant = closest(model_id, self._models)
-            raise UsageError(f"the database has no model {model_id!r} {meant}".rstrip(), model=model_id)
+            raise UsageError(f"the database has no model {model_id!r} {meant}".rstrip())
         require_known("a task of a model has no key", more, MODEL_TASK_KEYS)
         task = self._models[model_id].task(task_id or model_id, num_tokens, precision)
         asked = ComputeTask.of(more, task.task_id)
@@ -475,9 +474,7 @@ class VirtualHardwarePlatform:
         if _size_of(size_bytes, device_id) > memory.held[""]:
             raise UsageError(
                 f"{device_id}: {size_bytes:,.0f} bytes are freed, but {memory.held['']:,.0f} are allocated; free what "
-                "was allocated, once",
-                device_id=device_id,
-                size_bytes=size_bytes,
+                "was allocated, once"
             )
         return self.env.event().succeed(memory.give(size_bytes))
 
@@ -606,10 +603,7 @@ def _known(device_id: str, known: Mapping[str, Any]) -> Any:
     if not isinstance(device_id, str) or device_id not in known:
         listed = ", ".join(list(known)[:8]) + (" ..." if len(known) > 8 else "")
         meant = closest(device_id, known)
-        raise UsageError(
-            f"there is no device {device_id!r}; {f'{meant} There' if meant else 'there'} are {listed}",
-            device_id=device_id,
-        )
+        raise UsageError(f"there is no device {device_id!r}; {f'{meant} There' if meant else 'there'} are {listed}")
     return known[device_id]
 
 

@@ -126,8 +126,7 @@ class VirtualComputeDevice(ReadOnly):
         for name, value in figures.items():
             if not is_number(value) or not value:
                 raise UsageError(
-                    f"device {self.device_id}: {name} must be a number above 0, got {value!r}; check the profile",
-                    device_id=self.device_id,
+                    f"device {self.device_id}: {name} must be a number above 0, got {value!r}; check the profile"
                 )
 
     def as_dict(self) -> dict[str, Any]:
@@ -144,8 +143,7 @@ class VirtualComputeDevice(ReadOnly):
         if precision not in self.peak_tflops:
             raise UsageError(
                 f"device {self.device_id} has no rate for {precision}; it has {', '.join(self.peak_tflops)} "
-                f"{closest(precision, self.peak_tflops)}".rstrip(),
-                device_id=self.device_id,
+                f"{closest(precision, self.peak_tflops)}".rstrip()
             )
         return self.peak_tflops[precision] * TERA
 
@@ -303,7 +301,7 @@ class ComputeTask:
         def number(key: str) -> float:
             value = description.get(key, 0)
             if not is_number(value):
-                raise UsageError(f"task {name}: {key} must be a number >= 0, got {value!r}", task_id=name)
+                raise UsageError(f"task {name}: {key} must be a number >= 0, got {value!r}")
             return cast("float", value)
 
         layers = tuple(cls.of(layer, f"{name}.{place}") for place, layer in enumerate(description.get("layers") or ()))
@@ -365,9 +363,9 @@ def wait_and_priority(description: Mapping[str, Any], task_id: str) -> tuple[boo
     """Return whether a task waits for memory, and its priority; a UsageError if they are no such values."""
     wait, priority = description.get("wait", False), description.get("priority", 0)
     if not isinstance(wait, bool):
-        raise UsageError(f"task {task_id}: wait must be true or false, got {shown(wait)}", task_id=task_id)
+        raise UsageError(f"task {task_id}: wait must be true or false, got {shown(wait)}")
     if not isinstance(priority, int | float) or isinstance(priority, bool):
-        raise UsageError(f"task {task_id}: priority must be a number, got {shown(priority)}", task_id=task_id)
+        raise UsageError(f"task {task_id}: priority must be a number, got {shown(priority)}")
     return wait, priority
 
 

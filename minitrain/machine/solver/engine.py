@@ -205,10 +205,7 @@ def _require(model: Any, system: Any, batch_size: Any, efficiency: Any, num_devi
             raise UsageError(f"{name} must be a whole number >= 1, got {count!r}", **{name: count})
     is_number = isinstance(efficiency, int | float) and not isinstance(efficiency, bool)
     if not (is_number and 0 < efficiency <= 1):
-        raise UsageError(
-            f"efficiency is a share of the peak in (0, 1], got {efficiency!r}; 0.5 is the default",
-            efficiency=efficiency,
-        )
+        raise UsageError(f"efficiency is a share of the peak in (0, 1], got {efficiency!r}; 0.5 is the default")
 
 
 def _bits(precision: str) -> int:
@@ -410,8 +407,7 @@ def find_spec(model: Any) -> ModelSpec:
         if model not in models() and not model.endswith(".json") and os.sep not in model:
             raise UsageError(
                 f"there is no model {model!r}; the solver knows {', '.join(MODELS)}, and all of mt.models(), such as "
-                f"llama3-8b; a path to a Hugging Face config.json will do as well",
-                model=model,
+                f"llama3-8b; a path to a Hugging Face config.json will do as well"
             )
     return ModelSpec.from_transformer(find_model(model))
 
@@ -434,8 +430,7 @@ def find_system(system: Any) -> SystemArchetype:
         if not is_path and system not in shipped_configs():
             raise UsageError(
                 f"there is no system {system!r}; the solver knows {', '.join(SYSTEMS)}, and every hardware config: "
-                f"{', '.join(shipped_configs())}, or a path",
-                system=system,
+                f"{', '.join(shipped_configs())}, or a path"
             )
     return SystemArchetype.from_device(load_config(system))
 

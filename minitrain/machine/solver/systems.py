@@ -84,8 +84,7 @@ class Hardware:
         half = system.matrix.get("float16") or system.matrix.get("bfloat16") or system.vector.get("float16")
         if half is None:
             raise UsageError(
-                f"the solver needs a peak in half precision, but config {system.name} has no matrix.float16; add it",
-                config=system.name,
+                f"the solver needs a peak in half precision, but config {system.name} has no matrix.float16; add it"
             )
         power, dispatch_s = system.sheet.power, system.sheet.dispatch_s
         units = (system.vector, system.matrix)
@@ -114,8 +113,7 @@ class Hardware:
         if self.device is None or Hardware.from_device(self.device) != self:
             raise UsageError(
                 f"only a view on a hardware config can become one again; {self.name} has its own numbers: "
-                "write them into a config",
-                name=self.name,
+                "write them into a config"
             )
         return self.device
 

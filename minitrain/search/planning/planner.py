@@ -347,8 +347,7 @@ def nothing_fits(
     if not verdicts and budget_watts is not None:
         return UsageError(
             f"no layout of {name} keeps to {budget_watts:g} W with a batch of {batch} samples; give more than "
-            "its devices draw when they are idle, or a larger batch",
-            power_budget_watts=budget_watts,
+            "its devices draw when they are idle, or a larger batch"
         )
     if not verdicts:
         return UsageError(

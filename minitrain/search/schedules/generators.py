@@ -72,7 +72,7 @@ def check_sizes(
         if not isinstance(value, int) or value < 1:
             raise UsageError(f"{count} ({value!r}) must be a whole number of 1 or more for {name}", **counts)
     if legal is not None and num_chunks != legal:
-        raise UsageError(f"num_chunks ({num_chunks}) must be {legal} for {name}; {remedy}", num_chunks=num_chunks)
+        raise UsageError(f"num_chunks ({num_chunks}) must be {legal} for {name}; {remedy}")
 
 
 def passes(kind: Kind, stages: range, rounds: list[range]) -> list[Action]:
@@ -97,7 +97,7 @@ def rounds_of(name: str, num_ranks: int, num_microbatches: int) -> list[range]:
             f"num_microbatches ({num_microbatches}) must be a multiple of its number of rounds, "
             f"num_microbatches // num_ranks = {num_rounds}, for {name}; use {below} or {above}"
         )
-        raise UsageError(message, num_microbatches=num_microbatches, num_ranks=num_ranks)
+        raise UsageError(message, num_microbatches=num_microbatches)
     size = num_microbatches // num_rounds
     return [range(start, start + size) for start in range(0, num_microbatches, size)]
 
@@ -462,7 +462,7 @@ def dualpipe_v(num_ranks: int, num_microbatches: int, num_chunks: int = 2) -> Sc
             f"num_microbatches ({num_microbatches}) must be at least the number of stages ({2 * num_ranks}) "
             f"for dualpipe_v; use {2 * num_ranks} or more, or zbv"
         )
-        raise UsageError(message, num_microbatches=num_microbatches, num_ranks=num_ranks)
+        raise UsageError(message, num_microbatches=num_microbatches)
     rows = (_dualpipe_v_row(rank, num_ranks, num_microbatches) for rank in range(num_ranks))
     return Schedule(tuple(rows), "dualpipe_v")
 

@@ -144,7 +144,7 @@ def _read_cell(text: str, rank: int, column: int) -> Cell:
     try:
         return _cell(text)
     except UsageError as error:
-        raise UsageError(f"row {rank}, cell {column} of the CSV: {error}", rank=rank, cell=column) from error
+        raise UsageError(f"row {rank}, cell {column} of the CSV: {error}", rank=rank) from error
 
 
 def _cell(text: str) -> Cell:

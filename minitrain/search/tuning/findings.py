@@ -124,7 +124,7 @@ def require_words(tool: str, candidates: Iterable[Candidate]) -> None:
             else:
                 return
     if refusal is not None:
-        raise UsageError(f"{tool} has words for no configuration of this search: {refusal}", tool=tool)
+        raise UsageError(f"{tool} has words for no configuration of this search: {refusal}")
 
 
 def described(options: Mapping[str, Any]) -> str:
@@ -343,7 +343,7 @@ def require_tool(tool: str, workload: Any = None) -> None:
         UsageError: there are none.
     """
     if tool not in TOOLS:
-        raise UsageError(f"a layout can be said in the words of {', '.join(TOOLS)}, got {tool!r}", tool=tool)
+        raise UsageError(f"a layout can be said in the words of {', '.join(TOOLS)}, got {tool!r}")
     from minitrain.workloads.exchange.reading import require_words as require_words_of  # noqa: PLC0415  (slow to import)
 
     require_words_of(getattr(workload, "model", workload), tool)
@@ -545,7 +545,7 @@ def _require_known(choice: Choice, tool: str, known: Collection[str], **values: 
 
 
 def _refuse(choice: Choice, tool: str, why: str) -> NoReturn:
-    raise UsageError(f"{tool} cannot say {choice}: {why}", tool=tool)
+    raise UsageError(f"{tool} cannot say {choice}: {why}")
 
 
 TOOLS: Mapping[str, Callable[[Choice], str]] = {

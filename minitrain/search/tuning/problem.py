@@ -642,5 +642,5 @@ def _whole_numbers(name: str, values: Sequence[Any]) -> Sequence[int]:
     """
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise UsageError(f"space must have whole numbers of at least 1 for {name}, got {value!r}", name=name)
+            raise UsageError(f"space must have whole numbers of at least 1 for {name}, got {value!r}")
     return values

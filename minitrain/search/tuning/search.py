@@ -373,7 +373,7 @@ def value_of(row: Row, objective: str) -> float:
 def require_objective(objective: str) -> None:
     """Require an objective that there is."""
     if objective not in OBJECTIVES:
-        raise UsageError(f"objective must be one of {', '.join(OBJECTIVES)}, got {objective!r}", objective=objective)
+        raise UsageError(f"objective must be one of {', '.join(OBJECTIVES)}, got {objective!r}")
 
 
 def ranked(rows: Iterable[Row], objective: str) -> list[Row]:

@@ -322,8 +322,7 @@ def _checked(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         if name not in DEFAULTS:
             raise UsageError(
                 f"{name} is no parameter of `simulate`; give options of strategies as values, in "
-                f"space={{{name!r}: [...]}}{did_you_mean(name, list(DEFAULTS))}",
-                name=name,
+                f"space={{{name!r}: [...]}}{did_you_mean(name, list(DEFAULTS))}"
             )
     return dict(parameters)
 
@@ -334,11 +333,9 @@ def _require_known(space: Mapping[str, Sequence[Any]], strategies: Sequence[str 
     for name, values in space.items():
         if not any(takes_option(function, name) for function in functions):
             known = [option for function in functions for option in options_of(function)]
-            raise UsageError(
-                f"{name} is no option of any strategy that is searched{did_you_mean(name, known)}", name=name
-            )
+            raise UsageError(f"{name} is no option of any strategy that is searched{did_you_mean(name, known)}")
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise UsageError(f"space must have a list of at least one value for {name}, got {values!r}", name=name)
+            raise UsageError(f"space must have a list of at least one value for {name}, got {values!r}")
 
 
 def _require_limits(head_room: float, min_microbatches: int, prune: str, sampler: str) -> None:

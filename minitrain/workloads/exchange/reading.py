@@ -228,7 +228,7 @@ def require_words(model: Any, tool: str) -> None:
 
 def _format(tool: str) -> _Format:
     if tool not in _FORMATS:
-        raise UsageError(f"a recipe can be written for {', '.join(TOOLS)}, got {tool!r}", tool=tool)
+        raise UsageError(f"a recipe can be written for {', '.join(TOOLS)}, got {tool!r}")
     return _FORMATS[tool]
 
 
@@ -237,6 +237,4 @@ def _refuse(tool: str, model: Transformer | None, faults: list[str]) -> None:
     if faults:
         name = "this recipe" if model is None else model.name
         remedy = "; dataclasses.replace(model, taken_as=()) says that you know" if model and model.taken_as else ""
-        raise UsageError(
-            f"{tool} cannot be told to train {name}: it has no words for {'; '.join(faults)}{remedy}", tool=tool
-        )
+        raise UsageError(f"{tool} cannot be told to train {name}: it has no words for {'; '.join(faults)}{remedy}")

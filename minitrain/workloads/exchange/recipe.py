@@ -59,7 +59,7 @@ class Recipe:
         for name in known:
             if found.get(name) is None:
                 remedy = _REMEDIES[name]
-                raise UsageError(f"the arguments of {self.tool or 'a tool'} do not say the {name}; {remedy}", name=name)
+                raise UsageError(f"the arguments of {self.tool or 'a tool'} do not say the {name}; {remedy}")
         return found
 
 
