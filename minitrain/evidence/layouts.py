@@ -648,10 +648,10 @@ def gathers_once(framework: Framework, layout: Layout) -> bool:
 
 
 def copies_units(row: Row, layout: Layout, platform: Platform) -> int:
-    """Return how many ranks share units that FSDP2 copies: 0 where a clock was fitted with it, and under FSDP1."""
+    """Return how many ranks share units that FSDP2 copies: 0 where a clock was fitted with it, and under others."""
     names = set(row.words("framework").facts.get("is", ()))
     is_priced = platform.is_eager and not platform.contains_contention and layout.zero >= 2
-    is_copied = names & {"fsdp", "torchtitan"} and "fsdp1" not in names
+    is_copied = names & {"fsdp", "torchtitan"} and not names & {"fsdp1", "deepspeed"}
     return layout.shard_size * layout.cp if is_priced and is_copied else 0
 
 

@@ -92,6 +92,16 @@ _NORM_APART, _ROTARY_APART, _GROUPS_APART = (2.5, 7.0), (12.0, 12.0), (6.5, 6.5)
 rotary embedding in complex numbers (cast to single precision, product, cast back), whose casts reach half of the
 bandwidth; copies of keys and values for each query head, as those. Measured alone on an H100 with PyTorch 2.11."""
 
+_NORM_IN_SINGLE, _ROTARY_BY_HALVES, _LOSS_IN_SINGLE = (18, 46), (10, 15), (22, 34)
+"""The same of Hugging Face's transformers, the loss in bytes of a logit: what `LlamaRMSNorm` (cast to single precision,
+square, mean, product, cast back, weight), `apply_rotary_pos_emb` (products, a half negated, concatenation, sum) and the
+loss of `LlamaForCausalLM` (cast, shifted copy, logarithm of softmax) read and write, and what PyTorch's derivatives of
+each do (`models/llama/modeling_llama.py` of version 4.38; later ones spare the copy). A norm's six and ten passes are
+also counted in its pull request 48915."""
+
+_LAUNCHES_IN_SINGLE, _LAUNCHES_BY_HALVES = (7, 9), (2, 6)
+"""Launches that such a norm and such an embedding have more."""
+
 _ROTARY_BY_PYTORCH, _LAUNCHES_BY_PYTORCH = (12, 14), (22, 12)
 """Tensors read and written to rotate queries and keys by products, halves, sums and concatenations, forward and
 backward, and launches more than of two kernels (`_apply_rotary_pos_emb_bshd` of Megatron-Core's `rope_utils.py`)."""
@@ -112,14 +122,16 @@ _LOSS_APART, _LOSS_BY_XLA = (25, 26), (8, 6)
 the largest, exponentials kept in single precision; gradients of these (`cross_entropy_with_logits` of MaxText)."""
 
 
-def _adam_apart(precision: Precision) -> int:
-    """Return the bytes of AdamW for a parameter as PyTorch has it (`fused=True`).
+def _adam_apart(precision: Precision, *, by_lists: bool = False) -> int:
+    """Return the bytes of AdamW for a parameter as PyTorch has it (`fused=True`), or its default by lists of tensors.
 
-    What it keeps is read and written; the gradient is read, read for its norm, and read and written to be clipped.
+    What it keeps is read and written; the gradient is read, read for its norm, and read and written to be clipped. By
+    lists, eight kernels read and write what is kept three times, and the gradient twice (`_multi_tensor_adamw` of
+    `torch/optim/adamw.py`, the default of Hugging Face's `Trainer`).
     """
     has_copy = precision.optimizer_bytes > 4 * precision.parameter_bytes
     kept = precision.optimizer_bytes + (0 if has_copy else precision.parameter_bytes)
-    return 2 * kept + 4 * precision.gradient_bytes
+    return 6 * kept + 5 * precision.gradient_bytes if by_lists else 2 * kept + 4 * precision.gradient_bytes
 
 
 _CLAMP_TENSORS, _CLAMP_LAUNCHES = (8, 10), 3
@@ -221,7 +233,7 @@ def update_kernels(
     if not num_parameters:
         return KernelList()
     in_matrices = sum(map(prod, matrices))
-    adam_bytes = _adam_apart(precision) if style.apart else ADAM_BYTES * style.eager
+    adam_bytes = _adam_apart(precision, by_lists=style.hugging_face) if style.apart else ADAM_BYTES * style.eager
     kernels: list[Kernel] = [MemoryPass("adam", num_parameters - in_matrices, adam_bytes)]
     if has_factors:
         passes = zip(("sums", "norms", "adafactor"), ADAFACTOR_BYTES, strict=True)
@@ -306,12 +318,20 @@ class _Lister:
         launches = _LAUNCHES_APART[unit.kind][is_backward]
         if unit.kind == "attention":
             launches += _LAUNCHES_OF_ROTARY[is_backward] * (model.positions == "rotary")
-            launches += _LAUNCHES_OF_GROUPS[is_backward] * (model.num_kv_heads < model.num_heads)
+            launches += _LAUNCHES_OF_GROUPS[is_backward] * self._copies_groups
+            launches += _LAUNCHES_BY_HALVES[is_backward] * self.style.hugging_face
             biases = model.qkv_bias + model.output_bias
         else:
             launches += _LAUNCHES_OF_GATE[is_backward] * (unit.kind == "mlp" and model.is_gated)
             biases = 2 * (unit.kind == "mlp" and model.mlp_bias)
+        launches += _LAUNCHES_IN_SINGLE[is_backward] * (self.style.hugging_face and unit.kind != "embedding")
         return launches + is_backward * biases
+
+    @property
+    def _copies_groups(self) -> bool:
+        """Whether keys and values are copied for each query head: transformers does not for FlashAttention-2's own."""
+        takes_groups = self.style.hugging_face and self.style.attention == "flash2"
+        return self.style.apart and self.model.num_kv_heads < self.model.num_heads and not takes_groups
 
     @property
     def _rotates_apart(self) -> bool:
@@ -480,7 +500,7 @@ class _Lister:
             yield from self._embedding(is_backward=is_backward)
             return
         hidden = self.work.num_tokens_between * self.model.hidden_size
-        norm = _NORM_APART if self.style.apart else (2, 4)
+        norm = _NORM_IN_SINGLE if self.style.hugging_face else _NORM_APART if self.style.apart else (2, 4)
         yield self._memory("norm", hidden, norm[is_backward])
         if self.unit.kind == "head":
             if self.model.logit_cap:
@@ -558,10 +578,11 @@ class _Lister:
         if self.model.positions == "rotary":
             latent = self.model.latent if self.style.casts_apart else None
             fused = latent.rotated_tensors if latent else _ROTARY_BY_PYTORCH[is_backward] if self._rotates_apart else 4
-            tensors = _ROTARY_APART[is_backward] if self.style.apart else fused
+            apart = _ROTARY_BY_HALVES if self.style.hugging_face else _ROTARY_APART
+            tensors = apart[is_backward] if self.style.apart else fused
             yield self._memory("rotary embedding", size, tensors)
         of_heads = tokens * self.model.num_heads // work.degrees.tp
-        if self.style.apart and self.model.num_kv_heads < self.model.num_heads:
+        if self._copies_groups:
             copied = of_heads * self.model.head_dim
             yield self._memory("copies of keys and values", copied, _GROUPS_APART[is_backward])
         if self.model.output_gate:
@@ -583,7 +604,15 @@ class _Lister:
         if self.style.fused_loss:
             return MemoryPass("loss", num_logits, 0 if is_backward else 10)
         usual = (9 * STATISTIC_BYTES + 2, 3 * STATISTIC_BYTES + 2)
-        usual = _LOSS_APART if self.style.apart else _LOSS_BY_XLA if self.style.by_xla else usual
+        usual = (
+            _LOSS_IN_SINGLE
+            if self.style.hugging_face
+            else _LOSS_APART
+            if self.style.apart
+            else _LOSS_BY_XLA
+            if self.style.by_xla
+            else usual
+        )
         return MemoryPass("loss", num_logits, usual[is_backward] * self.style.eager)
 
     def _embedding(self, *, is_backward: bool) -> Iterator[MemoryPass]:

@@ -367,6 +367,7 @@ class KernelHabits:
             optimizer does with its shards.
         apart: whether each operation that PyTorch dispatches is a kernel of its own, as models of plain PyTorch without
             `torch.compile` have it.
+        hugging_face: whether these are the operations of Hugging Face's transformers, and of its trainer's AdamW.
         copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
         copies_parts: whether tensor parallelism's collectives along the sequence are copied into and out of, as
             DTensor's are.
@@ -391,6 +392,7 @@ class KernelHabits:
     fused_loss: bool = False
     gradient_accesses: float = 0.0
     apart: bool = False
+    hugging_face: bool = False
     copies_units: int = 0
     copies_parts: bool = False
     dtensors: bool = False

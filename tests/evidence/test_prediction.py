@@ -56,11 +56,25 @@ def test_ranks_of_a_sequence_pay_for_pytorchs_ring_alone(framework: str, ring: s
 
 
 def test_deepspeed_is_eager_pytorch_whoever_wrote_the_model() -> None:
-    for words in ("DeepSpeed", "DeepSpeed (Hugging Face)"):
+    of_others = "DeepSpeed with Hugging Face's models"
+    for words, name, platform in (
+        ("DeepSpeed", "DeepSpeed", "eager-a100"),
+        ("DeepSpeed (Hugging Face)", of_others, "hugging-face"),
+    ):
         found = case(framework=words, pp="1", tp="1", dp="16", zero="3")
-        assert framework_of(row_of(framework=words)).name == "DeepSpeed"
+        assert framework_of(row_of(framework=words)).name == name
         assert found.platform is not None
-        assert found.platform.name == "eager-a100"
+        assert (found.platform.name, found.platform.copies_units) == (platform, 0)
+
+
+def test_fused_norms_leave_a_model_of_hugging_faces_without_its_own_kernels() -> None:
+    at = {"pp": "1", "tp": "1", "dp": "16", "zero": "3"}
+    its_own = case(framework="PyTorch FSDP2, eager (Hugging Face)", **at)
+    fused = case(framework="PyTorch FSDP2, eager (Hugging Face), fused norms", **at)
+    assert its_own.platform is not None
+    assert fused.platform is not None
+    assert (its_own.platform.hugging_face, fused.platform.hugging_face) == (True, False)
+    assert predict(its_own).seconds > predict(fused).seconds
 
 
 @pytest.mark.parametrize(
@@ -266,7 +280,7 @@ def runs_that_ran(most_ranks: int = 256) -> list[Case]:
 )
 def test_published_runs_that_ran_fit_into_their_devices(one_in: int) -> None:
     cases = runs_that_ran()
-    assert len(cases) == 1358
+    assert len(cases) == 1381
     chosen = [*cases[::one_in], *(case for case in cases if case.row_id in REFUSED)]
     refused = {case.row_id for case in chosen if predict(case).memory["needed"] > case.system.mem1.usable_bytes}
     assert refused == REFUSED.keys()

@@ -205,6 +205,19 @@ def test_plain_pytorch_runs_each_operation_by_itself() -> None:
     assert update_kernels(1000, apart, precision=pure).traffic_bytes == 20_000
 
 
+def test_transformers_run_each_operation_by_itself_in_single_precision() -> None:
+    tokens, style = 2 * 512, Style(apart=True, hugging_face=True)
+    attention, head = LLAMA.units()[1], LLAMA.units()[-1]
+    ahead, back = (list_of(LLAMA, attention, work(), style) for list_of in (forward_kernels, backward_kernels))
+    assert (traffic(ahead, "norm"), traffic(back, "norm")) == (18 * 2 * tokens * 1024, 46 * 2 * tokens * 1024)
+    assert ahead.num_launches == forward_kernels(LLAMA, attention, work(), Style(apart=True)).num_launches + 7 + 2
+    flash = Style(apart=True, hugging_face=True, attention="flash2")
+    assert traffic(ahead, "copies of keys and values")
+    assert not traffic(forward_kernels(LLAMA, attention, work(), flash), "copies of keys and values")
+    assert traffic(loss_kernels(LLAMA, head, work(), style), "loss") == 56 * tokens * LLAMA.vocab_size
+    assert update_kernels(1000, style).traffic_bytes == 1000 * (6 * 12 + 5 * 4)
+
+
 def test_fsdp_casts_and_copies_what_it_gathers() -> None:
     unit, style, shared = LLAMA.units()[2], Style(copies_units=1), Style(copies_units=2)
     held = unit.num_held_parameters(WHOLE)
