@@ -212,6 +212,17 @@ def with_contention(logs: Sequence[EventLog], lowest_of: Callable[[int], int] = 
     return Retiming(logs, lowest_of).run()
 
 
+def slow_down(models: Sequence[Any], lowest_of: Callable[[int], int] = int) -> None:
+    """Give ranks that have ended, or the lowest of each class, the log and the clock that they have with contention."""
+    logs = with_contention([model._log for model in models], lowest_of)
+    for model, log in zip(models, logs, strict=True):
+        model._log, model._rows = log, log._rows
+        ends = (
+            time + price.seconds for time, price in zip(log._rows[TIME::STRIDE], log._rows[PRICE::STRIDE], strict=True)
+        )
+        model._time = max(ends, default=model._time)
+
+
 class Retiming:
     """The event-driven simulation of one run's dependencies.
 

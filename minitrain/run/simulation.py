@@ -50,13 +50,12 @@ from minitrain.files import StrPath
 from minitrain.machine.predictor import network_of
 from minitrain.operations import TIME, UNITS_PER_ELEMENT
 from minitrain.run.above import above
-from minitrain.run.contention import EXACT, with_contention
+from minitrain.run.contention import EXACT, slow_down
 from minitrain.run.device_memory import MemoryOutsideStores, kinds_of_journals, watching_memory
 from minitrain.run.event_loops import LoopFactory, rare_collections, run_to_end, sharing_sizes, unseen
 from minitrain.run.facts import Steps, described, name_of_workload, period_of, trained_model_of
 from minitrain.run.figures import data_frame, summary_of
 from minitrain.run.parameters import (
-    AUTO,
     DEFAULTS,
     EXCLUSIONS,
     OF_TRANSFORMER,
@@ -156,7 +155,7 @@ def _may_fold(prepared: PreparedRun) -> bool:
         or parameters.fold is False
         or parameters.world_size < LEAST_RANKS
         or parameters.log != "full"
-        or parameters.contention not in (AUTO, False)
+        or parameters.contention == EXACT
     ):
         return False
     return is_shipped(prepared.function) and not EXCLUSIONS["fold"].found({**parameters.by_name(), "fold": True})
@@ -218,7 +217,7 @@ def _fields_of_full(parameters: RunParameters, contention: bool | str, models: S
     if contention == EXACT:
         fields["logs"], fields["links"] = _on_shared_links(parameters, models)
     elif contention:
-        fields["logs"] = with_contention([model._log for model in models])
+        slow_down(models)
     if parameters.memory_by_kind:
         fields["memory_journals"] = journals = [model.memory_journal for model in models]
         fields["memory_by_kind"] = kinds_of_journals(journals, models[0].runtime_predictor.workload.bytes_per_element)

@@ -52,7 +52,7 @@ from minitrain.machine.predictor import KernelPredictor, LayerPredictor, Runtime
 from minitrain.machine.price import Predictor, RankPredictors
 from minitrain.operations import NOTE, PRICE, TIME, WAITED_FOR
 from minitrain.operations.collectives import COLLECTIVES, describe
-from minitrain.run.contention import with_contention
+from minitrain.run.contention import slow_down
 from minitrain.run.device_memory import OutOfMemory, kinds_of_journals, watching_memory
 from minitrain.run.event_loops import rare_collections
 from minitrain.run.facts import trained_model_of
@@ -383,8 +383,6 @@ async def _run_classes(prepared: PreparedRun, attempt: FoldAttempt, models: Sequ
     attempt.is_over = True
     for model in models:
         model.finish()
-    if prepared.contention:
-        _slow_down(Expansion(attempt, models))
     run = run_of_classes(prepared, attempt, models, excesses)
     if is_confirmed:
         await confirm(prepared, run, shared)
@@ -396,6 +394,8 @@ def run_of_classes(
 ) -> FoldedRun:
     """Return the run of all ranks from the models of its classes, at their end, and what exceeded a device's memory."""
     parameters, expansion = prepared.parameters, Expansion(attempt, models)
+    if prepared.contention:
+        slow_down(models, expansion.lowest)
     logs, of_ranks = expansion.every_rank()
     return prepared.result(
         FoldedRun,
@@ -409,15 +409,6 @@ def run_of_classes(
         was_asked_for=asks_to_fold(parameters.fold),
         **(_journals(prepared, attempt, models) if parameters.memory_by_kind else {}),
     )
-
-
-def _slow_down(expansion: Expansion) -> None:
-    """Time the classes again, with computing slowed down by the communication beside it."""
-    models = expansion.classes
-    logs = with_contention([model._log for model in models], expansion.lowest)
-    for model, log in zip(models, logs, strict=True):
-        model._log, model._rows = log, log._rows
-        model._time = max((event.end for event in log), default=model._time)
 
 
 def _journals(prepared: PreparedRun, attempt: FoldAttempt, models: Sequence[FoldedModel]) -> dict[str, Any]:

@@ -118,7 +118,8 @@ async def simulate_few(prepared: PreparedRun, simulate: Callable[[PreparedRun], 
     if found is None:
         return None
     parameters, options = prepared.parameters, {**prepared.options, "microbatch_size": found.size}
-    fewer = replace(parameters, global_batch_size=parameters.global_batch_size // found.count * found.few)
+    num_samples = parameters.global_batch_size // found.count * found.few
+    fewer = replace(parameters, global_batch_size=num_samples, contention=False)  # the whole step is timed again
     run = await simulate(replace(prepared, parameters=fewer, options=options, watch=None))
     if not isinstance(run, FoldedRun) or not (run.oom is None or fills_devices(prepared.predictor.workload)):
         return None
@@ -138,7 +139,7 @@ def _microbatches_of(prepared: PreparedRun) -> Microbatches | None:
     rule: Rule | None = getattr(unwrapped(prepared.function), "microbatches", None)
     is_extended = prepared.variant is not None or prepared.folded_kind is not None
     tells_apart = parameters.shares is not None or getattr(workload, "is_packed", False)
-    if rule is None or is_extended or tells_apart or prepared.contention or parameters.memory_by_kind:
+    if rule is None or is_extended or tells_apart or parameters.memory_by_kind:
         return None
     _, options = declared_by(prepared.function, prepared.options)
     with contextlib.suppress(Exception):  # the whole step says what is wrong

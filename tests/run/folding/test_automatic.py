@@ -90,6 +90,8 @@ def test_sizes_do_not_matter(name: str, world_size: int, layers: int, share: int
         ("pp_hsdp", {"pp": 2, "shard_size": 2, "world_size": 16}),
         ("ring_attention", {"cp": 2}),
         ("hsdp", {"shard_size": 6, "world_size": 48, "global_batch_size": 96}),
+        ("ddp_overlap", {"contention": True}),
+        ("megatron", {"pp": 2, "tp": 2, "schedule": "zb_h2", "world_size": 16, "contention": True}),
     ],
     ids=str,
 )
@@ -126,7 +128,6 @@ def test_few_ranks_are_simulated_one_by_one() -> None:
         {"log": "summary"},
         {"numerics": "numpy"},
         {"slowdown": {3: 2.0}},
-        {"contention": True},
         {"contention": "exact"},
         {"observers": [Observer()]},
         {"hardware": RankPredictors([mt.FixedPredictor(forward=1 + rank) for rank in range(8)])},

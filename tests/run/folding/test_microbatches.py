@@ -101,6 +101,19 @@ def test_a_step_by_few_microbatches_is_that_of_all(
             "cp_comm_type": "all_gather",
             "zero": 1,
         },
+        *(
+            {
+                "workload": SMALL,
+                "world_size": 16,
+                "tp": 2,
+                "global_batch_size": 96,
+                "contention": True,
+                "hardware": hardware,
+                "zero": 1,
+                "overlap_replicas": True,
+            }
+            for hardware in ("h100_80g_nvl8", "tpu_v5p")
+        ),
     ],
 )
 def test_a_step_by_few_microbatches_is_that_of_every_rank(options: dict[str, Any], shortened: list[int]) -> None:
@@ -115,7 +128,6 @@ def test_a_step_by_few_microbatches_is_that_of_every_rank(options: dict[str, Any
         pytest.param({"schedule": "gpipe"}, id="all forward passes come first"),
         pytest.param({"microbatch_size": None}, id="as few microbatches as stages"),
         pytest.param({"memory_by_kind": True}, id="a journal is kept"),
-        pytest.param({"contention": True}, id="communication slows computing down"),
         pytest.param({"documents": "lognormal:64:1"}, id="documents are packed"),
     ],
 )
