@@ -35,6 +35,7 @@ _COLOR = "#d1242f"
 _WIDTH, _MARGINS, _LEAST = 1060, 70, 360  # px
 _BAR = 'style="display:block;height:11px;width:{share:.1f}%;background:{color}"'
 _LIMIT = "position:absolute;left:{share:.1f}%;top:-3px;height:17px;border-left:2px solid currentColor"
+_SAID = '<pre style="white-space: pre-wrap">{}</pre>'
 _RELOAD = '<meta http-equiv="refresh" content="2">'
 
 
@@ -115,7 +116,7 @@ def _body(grade: Drawable, exercise: Exercise, runs: Mapping[str, Run]) -> str:
     assert grade.drawn_case is not None  # there are runs
     lines = [line for result in grade.failures for line in (f"{result.name} failed", *result.lines())]
     said = "\n".join(lines or ["passed every check"])
-    parts = [f"<p>{html.escape(str(grade.drawn_case))}</p>", f"<pre>{html.escape(said)}</pre>"]
+    parts = [f"<p>{html.escape(str(grade.drawn_case))}</p>", _SAID.format(html.escape(said))]
     if grade.drawn_run is None:
         parts.append("<p>Nothing is known of what your step did before it ended, so there is no picture of it.</p>")
     elif not isinstance(grade.drawn_run, UnfinishedRun):
@@ -220,7 +221,7 @@ def _frame(rank: int, event: Event, name: str) -> Mapping[str, Any]:
 def _length(run: Run) -> str:
     """Return how long a run is, in words."""
     if isinstance(run, UnfinishedRun):
-        return f"up to the error: {duration(run.step_time)}"
+        return f"up to the error: {duration(run.last_clock)} with loading"
     return f"step {duration(run.step_time)}"
 
 

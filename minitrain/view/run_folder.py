@@ -412,9 +412,11 @@ def picture_of_first_ranks(run: Run, view: View, most_events: int = 3000) -> str
         return svg(run.drawn, view)
     ends = accumulate(len(log) for log in run.logs)
     num_ranks = sum(1 for _ in takewhile(lambda end: end <= most_events, ends))  # others are not looked at
+    if num_ranks == len(run.logs) - 1 > 1:
+        return svg(run.drawn, view)
     if not num_ranks:
         return ""
-    title = f"{view.title}: {'rank 0' if num_ranks == 1 else f'the first {num_ranks} ranks'}"
+    title = f"{view.title}: {'rank 0' if num_ranks == 1 else f'the first {num_ranks}'} of {len(run.logs)} ranks"
     return svg(as_timeline(run.logs[:num_ranks]), replace(view, title=title))
 
 

@@ -35,6 +35,15 @@ def test_a_grade_shows_itself_beside_what_is_expected_without_scripts() -> None:
     assert shown.count("<svg") == 2
     assert "Every rank does the same operations in the same order as expected." in shown
     assert "<script" not in shown
+
+    async def begins(model: Any) -> Any:
+        for layer in range(model.num_layers):
+            model.load_weights(layer)
+        return model
+
+    failed = mt.grade(begins, "02")._repr_html_()
+    assert "Yours: up to the error: 248.6 µs with loading" in failed
+    assert failed.count('<pre style="white-space: pre-wrap">') == failed.count("<pre") == 2
     assert mt.grade(ddp, "05", keep_run=False)._repr_html_().count("<svg") == 0
 
 

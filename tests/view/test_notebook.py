@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
+from minitrain.view.run_folder import picture_of_first_ranks, view_of
 
 
 def test_a_notebook_shows_a_run_as_a_timeline_that_needs_no_other_file() -> None:
@@ -34,9 +35,19 @@ def test_html_that_runs_no_script_has_a_picture() -> None:
 def test_of_a_run_too_large_for_a_picture_its_first_ranks_are_drawn() -> None:
     run = mt.simulate("1f1b", world_size=8, num_layers=16, global_batch_size=256, microbatch_size=1)
     shown = run._repr_html_()
-    assert "h100_80g_nvl8: rank 0</text>" in shown
+    assert "h100_80g_nvl8: rank 0 of 8 ranks</text>" in shown
     assert ">rank 0<" in shown
     assert ">rank 1<" not in shown
+
+
+def test_a_picture_never_leaves_out_one_rank_alone() -> None:
+    run = mt.simulate("1f1b", world_size=8, num_layers=16, global_batch_size=64, microbatch_size=2)
+    view = view_of(run)
+    most = run.num_events - 1  # room for seven ranks
+    assert ">rank 7<" in picture_of_first_ranks(run, view, most)
+    fewer = picture_of_first_ranks(run, view, most - len(run.logs[7]))
+    assert "h100_80g_nvl8: the first 6 of 8 ranks</text>" in fewer
+    assert ">rank 6<" not in fewer
 
 
 def test_a_rank_with_too_many_events_for_a_picture_has_its_figures_alone() -> None:
