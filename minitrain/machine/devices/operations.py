@@ -18,7 +18,7 @@ from math import ceil
 from numbers import Real
 from typing import Any, Literal, get_args
 
-from minitrain.errors import UsageError, require_count
+from minitrain.errors import UsageError, require_count, typed
 from minitrain.machine.device import UnitLimits
 
 ELEMENT_BYTES = {
@@ -111,6 +111,7 @@ class MatmulShape:
         return 2 * self.batch * self.m * self.n * self.k
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class Operation:
     """What a device runs as one kernel.
@@ -182,6 +183,7 @@ class Analysis:
     working_set_bytes: float
 
 
+@typed
 @dataclass(frozen=True, slots=True)
 class Program:
     """Operations that run one after the other.

@@ -229,6 +229,8 @@ class HardwareResourceProfile:
         names = [field.name for field in fields(cls)]
         data = object_of(source, f"a hardware profile must be an object with {', '.join(names)}", KEY)
         require_known("a hardware profile has no key", data, names)
+        if not any(data.values()):
+            raise UsageError(f"a hardware profile must list something under {', '.join(names)}; found {shown(data)}")
         return cls(**data)
 
 

@@ -53,16 +53,19 @@ from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, product
 
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, shown
 from minitrain.search.schedules.schedule import KINDS, Action, Cell, Kind, Schedule
 
 Phase = tuple[str, int]
+
+MOST_PASSES = 2**22
+"""Forward passes of a schedule: these and their backwards take 2 GB."""
 
 
 def check_sizes(
     name: str, num_ranks: int, num_microbatches: int, num_chunks: int, legal: int | None = None, remedy: str = ""
 ) -> None:
-    """Refuse a count below one, and any number of chunks but the one that a schedule is made for.
+    """Refuse a count below one, more actions than memory holds, and chunks that a schedule is not made for.
 
     Raises:
         UsageError: naming the count; of chunks, the legal number and a schedule for others.
@@ -71,6 +74,12 @@ def check_sizes(
     for count, value in counts.items():
         if not isinstance(value, int) or value < 1:
             raise UsageError(f"{count} ({value!r}) must be a whole number of 1 or more for {name}", **counts)
+    if math.prod(counts.values()) > MOST_PASSES:
+        raise UsageError(
+            f"num_ranks x num_microbatches x num_chunks must be at most {MOST_PASSES} for {name}, got "
+            f"{' x '.join(map(shown, counts.values()))}; take fewer microbatches, as a step repeats",
+            **counts,
+        )
     if legal is not None and num_chunks != legal:
         raise UsageError(f"num_chunks ({num_chunks}) must be {legal} for {name}; {remedy}")
 

@@ -30,10 +30,11 @@ import csv
 import io
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
-from minitrain.errors import StrategyError, UsageError
+from minitrain.errors import StrategyError, UsageError, is_count, require_count, shown, typed
 
 Kind = Literal["F", "B", "I", "W"]
 """F forward, B full backward, I gradient of the input, W gradient of the weights (B = I and W together)."""
@@ -66,16 +67,17 @@ class Action:
 
     def __post_init__(self) -> None:
         """Refuse what no schedule can hold."""
-        if self.kind not in KINDS:
+        if self.kind not in get_args(Kind):
             raise UsageError(f"an action's kind must be one of {', '.join(KINDS)}, not {self.kind!r}")
-        if self.stage < 0 or self.microbatch < 0:
-            raise UsageError(f"stage ({self.stage}) and microbatch ({self.microbatch}) are counted from 0")
+        if not (is_count(self.stage, 0) and is_count(self.microbatch, 0)):
+            raise UsageError(f"stage and microbatch are counted from 0, got {self.stage!r} and {self.microbatch!r}")
 
     def __str__(self) -> str:
         """Return the compact text form, `2F0`."""
         return f"{self.stage}{self.kind}{self.microbatch}"
 
     @classmethod
+    @typed
     def from_text(cls, text: str) -> Action:
         """Read the compact text form.
 
@@ -193,8 +195,20 @@ class Schedule:
     """Number of microbatches, the highest named one being the last."""
 
     def __post_init__(self) -> None:
-        """Read orders, placement and microbatches off the rows."""
-        orders = tuple(tuple(action for cell in row for action in cell) for row in self.rows)
+        """Read orders, placement and microbatches off the rows.
+
+        Raises:
+            UsageError: they are no rows of cells of actions, or `copies` is no count.
+        """
+        require_count("copies of a Schedule", self.copies)
+        orders: tuple[tuple[Any, ...], ...] = ((None,),)
+        with suppress(TypeError):
+            orders = tuple(tuple(action for cell in row for action in cell) for row in self.rows)
+        if any(not isinstance(action, Action) for order in orders for action in order):
+            raise UsageError(
+                f"rows of a Schedule must be one a rank, of cells, each a tuple of Actions, got {shown(self.rows)}; "
+                "Schedule.from_orders takes actions, Schedule.from_csv text"
+            )
         placement: dict[int, int] = {}
         homes: dict[tuple[int, int], int] = {}
         for rank, order in enumerate(orders):
@@ -213,11 +227,13 @@ class Schedule:
         return any(len(cell) > 1 for row in self.rows for cell in row)
 
     @classmethod
+    @typed
     def from_orders(cls, orders: Iterable[Iterable[Action]], name: str = "schedule", copies: int = 1) -> Schedule:
         """Make a schedule of each rank's actions alone: one action a cell, nothing idle, nothing fused."""
         return cls(tuple(tuple((action,) for action in order) for order in orders), name, copies)
 
     @classmethod
+    @typed
     def from_csv(cls, text: str, name: str = "schedule") -> Schedule:
         """Read the CSV form that `torch.distributed.pipelining` dumps.
 

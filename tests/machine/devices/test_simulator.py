@@ -363,6 +363,9 @@ def test_a_spec_of_one_s_own_is_laid_over_a_config() -> None:
         (lambda: Operation("x", 0, 0, kind="mm"), "kind of operation 'x' must be one of .* got 'mm'"),  # type: ignore[arg-type]  # that is the point
         (lambda: Operation("x", 0, 0, datatype="fp16"), "there is no datatype 'fp16'; use one of float64"),
         (lambda: MatmulShape(-1, 2, 3), "m of a MatmulShape must be an integer of at least 0, got -1"),
+        (lambda: Operation("x", 0, 0, shape=5), r"shape must be of type MatmulShape \| None, got 5; see help"),  # type: ignore[arg-type]  # that is the point
+        (lambda: Program(5), r"operations must be of type tuple\[Operation, ...\], got 5; see help"),  # type: ignore[arg-type]  # that is the point
+        (lambda: Program((5,)), r"operations must be of type tuple\[Operation, ...\], got \(5,\)"),  # type: ignore[arg-type]  # that is the point
         (lambda: wave_efficiency(128, 128, 0), "num_units must be an integer of at least 1, got 0"),
         (lambda: DeviceSimulator("a100_80g"), "takes a DeviceSpec, got 'a100_80g'; make_simulator takes"),  # type: ignore[arg-type]  # that is the point
         (lambda: A100.simulate(matmul(1, 1, 1)).table(-1), "most must be an integer of at least 0, got -1"),

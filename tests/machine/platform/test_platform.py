@@ -427,6 +427,8 @@ def test_a_mistake_is_told_at_once(mistake: str) -> None:
     ("profile", "message"),
     [
         ({"compute_device": []}, "compute_devices"),
+        ({}, "a hardware profile must list something under compute_devices, memory_devices, network_links; found {}"),
+        ({"compute_devices": []}, "a hardware profile must list something"),
         ({"compute_devices": [GPU, GPU]}, "two devices are called"),
         ({"compute_devices": [{**GPU, "memory_gbps": 0}]}, "memory_gbps must be a number above 0"),
         ({"compute_devices": [{"device_id": "x"}]}, "peak_tflops, memory_capacity_bytes, memory_gbps missing"),

@@ -243,6 +243,41 @@ def test_a_negative_stage_or_microbatch_is_refused(stage: int, microbatch: int) 
         Action("F", stage, microbatch)
 
 
+@pytest.mark.parametrize("number", [True, 1.5, "0", None])
+def test_what_is_no_whole_number_is_no_stage(number: object) -> None:
+    with pytest.raises(UsageError, match="are counted from 0, got"):
+        Action("F", number, 0)  # type: ignore[arg-type]  # the fault under test
+
+
+@pytest.mark.parametrize("rows", [-1, None, "0F0", [[1]], [("0F0",)], ((("0F0",),),)])
+def test_a_schedule_of_something_else_than_actions_is_refused(rows: object) -> None:
+    with pytest.raises(UsageError, match=r"rows of a Schedule must be one a rank, of cells.*Schedule\.from_csv text"):
+        Schedule(rows)  # type: ignore[arg-type]  # the fault under test
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Schedule((), copies=-1),
+        lambda: Schedule.from_csv(-1),  # type: ignore[arg-type]  # the fault under test, here and below
+        lambda: Schedule.from_orders(-1),  # type: ignore[arg-type]
+        lambda: Schedule.from_orders([[1]]),  # type: ignore[list-item]
+        lambda: Action.from_text(3),  # type: ignore[arg-type]
+        lambda: Action([], 0, 0),  # type: ignore[arg-type]
+    ],
+)
+def test_other_ways_to_a_schedule_refuse_other_types_too(make: Callable[[], object]) -> None:
+    with pytest.raises(UsageError, match="must be"):
+        make()
+
+
+@pytest.mark.parametrize("generator", [schedules.gpipe, schedules.zbv, schedules.zb_1p, schedules.chimera])
+def test_a_schedule_that_no_memory_holds_is_refused_at_once(generator: Callable[..., Schedule]) -> None:
+    rule = r"num_ranks x num_microbatches x num_chunks must be at most 4194304 for \w+, got 1000.* x 4 x "
+    with pytest.raises(UsageError, match=rule):
+        generator(10**30, 4)
+
+
 def test_schedules_are_equal_if_their_rows_are() -> None:
     schedule = schedules.gpipe(2, 2)
     assert schedule == Schedule(schedule.rows, "another name")
