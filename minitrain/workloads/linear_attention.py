@@ -111,5 +111,6 @@ def require_attention(unit: Unit) -> None:
     """
     if unit.scan is not None:
         raise UsageError(
-            f"{unit.name} must have the whole sequence, since its state is not passed between ranks here; use cp=1"
+            f"{unit.name} must have the whole sequence, since its state is not passed between ranks here; use a "
+            "strategy that leaves sequences whole: zero3, or with cp=1 one that does so then"
         )

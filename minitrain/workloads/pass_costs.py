@@ -297,11 +297,15 @@ def _attended(model: Architecture, unit: Unit, work: Work, context: Context | No
 def _seen(core: AttentionCore, work: Work, context: Context, shard_len: int) -> Sequence[tuple[int, int, float]]:
     """Return each shard of queries and of keys with pairs between them, and their number for one head and sample."""
     if core.index_heads:
-        raise UsageError("sparse attention must have the whole sequence, of which a query's keys are chosen; use cp=1")
+        raise UsageError(
+            "sparse attention must have the whole sequence, of which a query's keys are chosen; use a strategy that "
+            "leaves sequences whole: zero3, or with cp=1 one that does so then"
+        )
     if core.num_chunks(work.seq_len) > 1:
         raise UsageError(
             f"seq_len ({work.seq_len}) must be at most the window ({core.window}) where windows lie side by side and "
-            "ranks divide the sequence, since their pairs are not counted; use cp=1, or shorter sequences"
+            "ranks divide the sequence, since their pairs are not counted; use shorter sequences, or a strategy that "
+            "leaves them whole: zero3, or with cp=1 one that does so then"
         )
     return list(context.seen(shard_len, core.window)) if work.pairs is None else work.pairs.by_shard
 

@@ -98,7 +98,7 @@ def test_strategies_train_it(options: dict[str, Any], fidelity: str) -> None:
 
 
 def test_ranks_that_divide_a_sequence_are_refused() -> None:
-    with pytest.raises(mt.UsageError, match=r"sparse attention must have the whole sequence.*use cp=1"):
+    with pytest.raises(mt.UsageError, match=r"sparse attention must have the whole sequence.*zero3"):
         mt.simulate("ring_attention", world_size=2, global_batch_size=2, workload=SMALL)
     with pytest.raises(mt.UsageError, match="with real arrays"):
         mt.prove("ddp", world_size=2, workload=SMALL)
