@@ -318,6 +318,10 @@ def _list_shown(values: list[Any] | tuple[Any, ...]) -> str:
     return f"[{', '.join(map(shown, values))}]"
 
 
+MOST_COLUMNS = 1000
+"""Columns of a table: each unknown one is compared with all known ones."""
+
+
 def read_cells(path: StrPath, what: str = "table", needed: Sequence[str] = ()) -> list[tuple[int, dict[str, str]]]:
     """Return the rows of a CSV file, each with its line and its cells by the names of the first line.
 
@@ -330,8 +334,8 @@ def read_cells(path: StrPath, what: str = "table", needed: Sequence[str] = ()) -
 
     Raises:
         OSError: it cannot be read.
-        ValueError: it is no regular file, too large, not UTF-8, no CSV, lacks a column, names one twice, or has a row
-            with more cells than columns.
+        ValueError: it is no regular file, too large, not UTF-8, no CSV, has too many columns, lacks one, names one
+            twice, or has a row with more cells than columns.
     """
     try:
         lines = csv.reader(io.StringIO(read_text(path, what), newline=""))
@@ -339,6 +343,8 @@ def read_cells(path: StrPath, what: str = "table", needed: Sequence[str] = ()) -
         rows = [(lines.line_num, cells) for cells in lines if any(cells)]
     except csv.Error as error:
         raise ValueError(f"expected CSV, found a mistake: {error}") from None
+    if len(names) > MOST_COLUMNS:
+        raise ValueError(f"expected at most {MOST_COLUMNS} columns, found {len(names)}; leave some out")
     missing = [name for name in needed if name not in names]
     if missing:
         raise ValueError(f"expected the columns {', '.join(needed)}, found none called {', '.join(missing)}")

@@ -378,12 +378,12 @@ def unknown_columns(names: Sequence[str], known: Collection[str] | None = None) 
     Returns:
         A sentence for each name that is like a known one that the table lacks, as if misspelt; and the other names.
     """
-    faults, unread = [], []
+    faults, unread, present = [], [], {*names}
     listed = columns() if known is None else known
     for name in names:
         if name in listed:
             continue
-        ratios = [(SequenceMatcher(None, name.lower(), each).ratio(), each not in names, each) for each in listed]
+        ratios = [(SequenceMatcher(None, name.lower(), each).ratio(), each not in present, each) for each in listed]
         likeness, lacks, nearest = max(ratios)
         if likeness >= _ALIKE and lacks:
             faults.append(f'there is no column "{name:.40}"; nearest is "{nearest}": name it so, or otherwise')

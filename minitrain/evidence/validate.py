@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from minitrain.errors import MinitrainError, UsageError, typed, typed_methods
+from minitrain.errors import MinitrainError, typed, typed_methods
 from minitrain.evidence.cases import Case, Prediction, case_and_prediction
 from minitrain.evidence.cluster_tables import COLUMNS, cluster_results, layer_results, stage_results, state_results
 from minitrain.evidence.columns import unknown_columns
@@ -30,6 +30,7 @@ from minitrain.evidence.layouts import MOST_MOVED
 from minitrain.evidence.real_runs import is_real, read_rows_of, real_results
 from minitrain.evidence.rows import LackingError, Row, framework_of
 from minitrain.files import StrPath
+from minitrain.machine.measured_layers import read_layer_times
 from minitrain.machine.platforms import Platform, find_platform
 from minitrain.machine.price import Pricing
 from minitrain.run.worker_processes import WorkerProcesses
@@ -296,8 +297,8 @@ def validate(
     terms = Pricing("kernels", without=without).without
     chosen = None if platform is None else find_platform(platform)
     table = None if layers is None else os.fspath(layers)
-    if table is not None and not Path(table).is_file():  # even where no row is of a cluster, and none asks for it
-        raise UsageError(f"there is no table of measured layers {table}; give a CSV file")
+    if table is not None:  # even where no row is of a cluster, and none asks for it
+        read_layer_times(Path(table), table)
     tasks = [RowToPredict(row, chosen, table, tuple(terms), strict) for row in rows]
     results: list[RowResult | Skipped] = []
     for place, found in enumerate(_results(tasks, jobs), 1):

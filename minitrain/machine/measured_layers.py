@@ -123,7 +123,7 @@ class MeasuredLayers:
                 rows of this device and model.
         """
         source = Path(path).name
-        rows = tuple(_rows(Path(path), source))
+        rows = tuple(read_layer_times(Path(path), source))
         for column, wanted in zip(_CHOOSERS, (gpu, model), strict=True):
             rows = _chosen(rows, column, wanted, source)
         return cls(rows, source, includes_transfers)
@@ -199,8 +199,12 @@ def write_layers(rows: Iterable[LayerTime], path: StrPath) -> Path:
     return found
 
 
-def _rows(path: Path, source: str) -> Iterable[LayerTime]:
-    """Return the rows of a file."""
+def read_layer_times(path: Path, source: str) -> Iterable[LayerTime]:
+    """Return the rows of a file.
+
+    Raises:
+        UsageError: it is no such table.
+    """
     try:
         found = read_cells(path, needed=COLUMNS)
     except (OSError, ValueError) as error:

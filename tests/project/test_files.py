@@ -121,6 +121,10 @@ def test_the_first_faults_are_told_and_the_others_counted() -> None:
 def test_cells_have_the_names_of_the_first_line(tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     path.write_text('a,b\n1,"2\n3"\n\n4\n')
+    wide = tmp_path / "wide.csv"
+    wide.write_text(",".join(map(str, range(100_000))))
+    with pytest.raises(ValueError, match="expected at most 1000 columns, found 100000; leave some out"):
+        read_cells(wide)
     assert read_cells(path) == [(3, {"a": "1", "b": "2\n3"}), (5, {"a": "4", "b": ""})]
     with pytest.raises(ValueError, match="expected the columns a, c, found none called c"):
         read_cells(path, needed=("a", "c"))
