@@ -483,8 +483,9 @@ class Attention(Computation):
         Raises:
             LawError: as for `backward`.
         """
-        _law_of_backward_project(self, layer, inp, grad, weight)
+        _require_step(self, "backward_project", layer, inp, grad, weight)
         mode = _mode_of_backward(self, "backward_project", layer, inp)
+        require_same_shards(self, "backward_project", layer, inp, grad)
         record_pass(self, "backward_project", layer, inp, mode)
         return self._sized(AttendedGrad(*_of_heads(self, layer, inp, weight)))
 
@@ -505,7 +506,9 @@ class Attention(Computation):
         Raises:
             LawError: as for `attend`.
         """
-        _law_of_backward_attend(self, layer, inp, grad, keys_values)
+        _law_of_attend(self, "backward_attend", layer, inp, keys_values, grad)
+        _mode_of_backward(self, "backward_attend", layer, inp)
+        require_same_shards(self, "backward_attend", layer, inp, grad)
         hold_core_again(self, layer, inp, keys_values)
         self._record_core("backward_attend", layer, inp, keys_values)
         of_queries = QueriesGrad(*_of_heads(self, layer, inp, keys_values, keys_values.sequence.shards))
@@ -627,20 +630,6 @@ def _law_of_project(model: RankState, layer: int, inp: Any, weight: Any, attende
     lacking = missing(attended.keys, _keys_seen(model, layer, inp))
     if lacking:
         raise _lacks(model, "project", layer, attended, f"keys of {_shards(lacking, inp)}", "attend them too")
-
-
-def _law_of_backward_project(model: RankState, layer: int, inp: Any, grad: Any, weight: Any) -> None:
-    """Require input, output gradient and complete weight of an attention, in storage, for the same shards."""
-    _require_step(model, "backward_project", layer, inp, grad, weight)
-    _mode_of_backward(model, "backward_project", layer, inp)
-    require_same_shards(model, "backward_project", layer, inp, grad)
-
-
-def _law_of_backward_attend(model: RankState, layer: int, inp: Any, grad: Any, keys_values: Any) -> None:
-    """Require the gradient of what the input's queries got, and keys and values as for `attend`."""
-    _law_of_attend(model, "backward_attend", layer, inp, keys_values, grad)
-    _mode_of_backward(model, "backward_attend", layer, inp)
-    require_same_shards(model, "backward_attend", layer, inp, grad)
 
 
 def _law_of_backward_keys_values(

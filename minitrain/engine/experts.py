@@ -98,7 +98,8 @@ class ExpertComputation(RankState):
             UsageError: the experts do not divide by the parts.
         """
         _law_of_load(self, "load_experts", layer, shard, num_shards)
-        _law_of_part(self, layer, part, num_parts)
+        laws.part(self, layer, part, num_parts, "load_experts")
+        _require_divides(self, num_parts)
         fields = layer, self._num_layers, 0, singleton(shard), num_shards, singleton(part), num_parts
         piece = Piece("experts", num_parts)
         return self._loaded(piece, ExpertWeight(*fields), ExpertOptState(*fields))  # type: ignore[return-value]  # as given
@@ -139,7 +140,9 @@ class ExpertComputation(RankState):
                 than its capacity, where nothing may be dropped.
             UsageError: imbalance or capacity are outside their rules, or experts do not divide by the parts.
         """
-        _law_of_route(self, layer, inp, weight, num_parts)
+        _require_pass(self, "route", layer, inp, weight)
+        laws.part(self, layer, 0, num_parts, "route")
+        _require_divides(self, num_parts)
         experts = _experts_of(self)
         loads = as_imbalance(imbalance, layer, experts.layers)
         load = expert_load(experts.num_experts, num_parts, loads, capacity_factor)
@@ -185,7 +188,8 @@ class ExpertComputation(RankState):
             LawError: outputs of a part are missing, or something is of another layer, of other samples, incomplete, or
                 not in a store.
         """
-        _law_of_combine(self, layer, inp, outputs, weight)
+        _require_pass(self, "combine", layer, inp, outputs, weight)
+        _require_all_parts(self, "combine", "outputs", outputs, inp)
         self._record_around("combine", layer, inp)
         out = self._sized(replace(inp, layer=layer + 1))
         passage_of(out).made_in = passage_of(inp).mode
@@ -230,7 +234,9 @@ class ExpertComputation(RankState):
             LawError: gradients of a part are missing, or something is of another layer, of other samples, incomplete,
                 or not in a store.
         """
-        _law_of_backward_route(self, layer, inp, grad, tokens_grad, weight)
+        _require_pass(self, "backward_route", layer, inp, grad, tokens_grad, weight)
+        _require_same_part(self, "backward_route", "inp and grad", inp.sequence, grad.sequence, layer)
+        _require_all_parts(self, "backward_route", "tokens_grad", tokens_grad, inp)
         self._compute_again_around(layer, inp)
         self._record_around("backward_route", layer, inp)
         of_batch = layer, self._num_layers, inp.samples, self._global_batch_size
@@ -390,12 +396,6 @@ def _require_experts(model: RankState, op: str, layer: int) -> None:
     raise broken(model, op, rule, layer)
 
 
-def _law_of_part(model: RankState, layer: int, part: Any, num_parts: Any) -> None:
-    """Require one of the parts that the experts can be divided into."""
-    laws.part(model, layer, part, num_parts, "load_experts")
-    _require_divides(model, num_parts)
-
-
 def _require_divides(model: RankState, num_parts: int) -> None:
     """Require equally many experts in each part; a UsageError names a number that divides."""
     experts = _experts_or_none(model)
@@ -407,13 +407,6 @@ def _require_pass(model: RankState, op: str, layer: int, *inputs: Any) -> None:
     """Require a layer with experts, and what the record of a pass around them says of its inputs."""
     _require_experts(model, op, layer)
     laws.require_inputs(model, op, layer, *inputs)
-
-
-def _law_of_route(model: RankState, layer: int, inp: Any, weight: Any, num_parts: Any) -> None:
-    """Require a whole input and the complete router piece, in storage, both of the layer."""
-    _require_pass(model, "route", layer, inp, weight)
-    laws.part(model, layer, 0, num_parts, "route")
-    _require_divides(model, num_parts)
 
 
 def _law_of_capacity(
@@ -450,12 +443,6 @@ def _require_same_part(model: RankState, op: str, names: str, one: Any, other: A
         raise broken(model, op, f"{names} must be of the same part of the sequence, got {one} and {other}", layer)
 
 
-def _law_of_combine(model: RankState, layer: int, inp: Any, outputs: Any, weight: Any) -> None:
-    """Require input, outputs of all parts and the router piece of the layer, for the same samples."""
-    _require_pass(model, "combine", layer, inp, outputs, weight)
-    _require_all_parts(model, "combine", "outputs", outputs, inp)
-
-
 def _law_of_backward_combine(model: RankState, layer: int, inp: Any, outputs: Any, grad: Any) -> None:
     """Require input, outputs and gradient of the layer, in storage, for the same samples."""
     op = "backward_combine"
@@ -469,13 +456,6 @@ def _law_of_backward_combine(model: RankState, layer: int, inp: Any, outputs: An
             'recompute="none", before its backward'
         )
         raise broken(model, op, rule, layer, value=inp)
-
-
-def _law_of_backward_route(model: RankState, layer: int, inp: Any, grad: Any, tokens_grad: Any, weight: Any) -> None:
-    """Require input, gradients and the router piece of the layer, in storage, for the same samples."""
-    _require_pass(model, "backward_route", layer, inp, grad, tokens_grad, weight)
-    _require_same_part(model, "backward_route", "inp and grad", inp.sequence, grad.sequence, layer)
-    _require_all_parts(model, "backward_route", "tokens_grad", tokens_grad, inp)
 
 
 def _law_of_forward(model: RankState, layer: int, tokens: Any, weight: Any) -> None:

@@ -235,16 +235,6 @@ def microbatches(
         size = most[0] if len(most) == 1 else _of_replica(most, place)  # one for all where samples are equal
         return [samples[start : start + size] for start in range(0, len(samples), size)]
     count = max(-(-total // size) for total, size in zip(sizes, most, strict=True))
-    return _in_step(model, samples, count, sizes)
-
-
-def _of_replica(values: Sequence[Any], place: Any) -> Any:
-    """Return a replica's value among those of all; of folded ranks, that of each of them."""
-    return place.item_of(values) if hasattr(place, "item_of") else values[place]
-
-
-def _in_step(model: RankState, samples: Any, count: int, sizes: Sequence[int]) -> Sequence[Any]:
-    """Cut samples into so many microbatches, as equal as they can be."""
     if min(sizes) < count:
         raise UsageError(
             f"all replicas of this strategy take as many microbatches, {count} here, but the smallest share has "
@@ -253,6 +243,11 @@ def _in_step(model: RankState, samples: Any, count: int, sizes: Sequence[int]) -
             rank=model._rank,
         )
     return [samples[part.start : part.stop] for part in equal_ranges(len(samples), count)]
+
+
+def _of_replica(values: Sequence[Any], place: Any) -> Any:
+    """Return a replica's value among those of all; of folded ranks, that of each of them."""
+    return place.item_of(values) if hasattr(place, "item_of") else values[place]
 
 
 def _replica(model: RankState, num_replicas: int | None, index: Any) -> tuple[int, Any]:

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate, pairwise, product, starmap
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import MinitrainError
 from minitrain.evidence.columns import Assumption
@@ -76,7 +76,6 @@ if TYPE_CHECKING:
 _GIB = 2.0**30
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Case:
     """One measured run, ready to be simulated.
@@ -433,7 +432,6 @@ TERMS = ("forward", "backward", "update", "communication", "waiting")
 """What the time of the rank that computes longest is made of; communication is what no compute hides."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Prediction:
     """The predicted time and memory of a case.

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from minitrain.evidence.columns import Assumption, columns, is_about, is_not_stated
 from minitrain.evidence.rows import USUAL_HEAD, Framework, LackingError, Row, device_of, named_model, usual_heads
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from minitrain.workloads.transformer import Transformer
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The layout of a row.
@@ -304,7 +303,6 @@ def _by_what_is_kept(row: Row, kept: frozenset[str]) -> str:
     return as_recompute("+".join(["layernorm", "mlp_act", *again, *experts]))
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Offloads:
     """What a row says that lies in the host's memory.

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from minitrain.errors import MinitrainError, UsageError
 from minitrain.evidence.columns import (
@@ -55,12 +55,10 @@ if TYPE_CHECKING:
 _Read = TypeVar("_Read")
 
 
-@final
 class LackingError(Exception):
     """A row lacks what the model needs; its text says what."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Row:
     """One measurement as its table has it.
@@ -176,7 +174,6 @@ QUICKEST = "quickest"
 """In the column mbs: nobody published the microbatch."""
 
 
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Framework:
     """One framework.

@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
@@ -65,7 +65,6 @@ _WITHOUT_LINKS = ("l40", "rtx", "titan", "t4")
 """NVIDIA's devices on PCIe."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Communication:
     """Whom a rank communicates with.

@@ -531,7 +531,13 @@ def load_config(source: StrPath | Mapping[str, Any] | SystemConfig) -> SystemCon
         name = source.get("name")
         return _validated(source, "config", name if isinstance(name, str) else "custom")
     if isinstance(source, str):
-        return _load_named(source)
+        if is_bare(source):
+            shipped = source.removesuffix(".json")
+            if shipped in shipped_names():
+                return _load_shipped(shipped)
+            if not os.path.lexists(source):
+                raise unknown_name(source)
+        return _load_file(source)
     path = os.fspath(source) if isinstance(source, os.PathLike) else None
     if not isinstance(path, str):
         raise HardwareConfigError(
@@ -540,17 +546,6 @@ def load_config(source: StrPath | Mapping[str, Any] | SystemConfig) -> SystemCon
             faults=(),
         )
     return _load_file(path)
-
-
-def _load_named(name: str) -> SystemConfig:
-    """Load a shipped config or a file; a shipped name without a separator always wins."""
-    if is_bare(name):
-        shipped = name.removesuffix(".json")
-        if shipped in shipped_names():
-            return _load_shipped(shipped)
-        if not os.path.lexists(name):
-            raise unknown_name(name)
-    return _load_file(name)
 
 
 @lru_cache(maxsize=32)

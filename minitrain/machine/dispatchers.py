@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast, final
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from minitrain.machine.network import Network
@@ -30,7 +30,6 @@ multiprocessors on H100, HybridEP brings 2,048 columns at 0.89 (dispatched) and 
 DeepEP at 0.90 and 0.88, which are sizes of 650 to 1,200 (as `_KERNELS`)."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Kernels:
     """What a library's kernels reach.

@@ -80,7 +80,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from minitrain.machine.caching_allocator import UNLIMITED, AllocatorSettings, Block, CachingAllocator
 from minitrain.workloads.shapes import SavedTensor, Work
@@ -169,7 +169,6 @@ def _gather_weights(update: _Update) -> None:
     update.take([shard * update.num_shards])
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Habits:
     """How a framework allocates.
@@ -230,7 +229,6 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
 """The habits by the name that a platform has for them."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class HeldWeight:
     """A weight of a rank, or a layer's experts, in bytes: whole, its whole gradient, and the state that is held.
@@ -245,7 +243,6 @@ class HeldWeight:
     is_shard: bool = False
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Place:
     """What is known of a rank of a run of a transformer.
@@ -312,7 +309,6 @@ class Place:
         ]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Fullest:
     """A device at its fullest, in bytes.
@@ -349,7 +345,8 @@ def fullest_moments(place: Place, memory: str, *, fused_loss: bool = False) -> F
         return _in_streams(place, habits)
     moments: Iterable[tuple[float, float]]
     if habits.new_gradient in ("unit", "reduced"):
-        moments = _as_counted(place)
+        at_loss = (place.at_loss_bytes, (HABITS[""].logit_bytes - LOGIT_BYTES) * place.num_logits)
+        moments = [(place.peak_bytes, 0.0), *([at_loss] if place.num_logits else [])]
     elif habits.new_gradient == "all":
         moments = _until_its_end(place, habits)
     else:
@@ -379,12 +376,6 @@ def _lasting(place: Place) -> float:
         whole += each.state_bytes + each.weight_bytes + each.gradient_bytes
         shards += each.state_bytes + share * (each.weight_bytes + each.gradient_bytes)
     return whole if 2 * place.at_update_bytes > whole + shards else shards
-
-
-def _as_counted(place: Place) -> list[tuple[float, float]]:
-    """Return moments in which units' gradients are there at once: tensors, and what is beside them."""
-    at_loss = (place.at_loss_bytes, (HABITS[""].logit_bytes - LOGIT_BYTES) * place.num_logits)
-    return [(place.peak_bytes, 0.0), *([at_loss] if place.num_logits else [])]
 
 
 def _kept(place: Place, habits: Habits) -> float:

@@ -46,7 +46,7 @@ from dataclasses import replace
 from functools import lru_cache
 from math import ceil, inf
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import HardwareConfigError
 from minitrain.machine.columns import ceiling, chosen, larger, least
@@ -78,7 +78,6 @@ _PARTIAL_BYTES = 4  # a partial sum is written in single precision, and read aga
 _MOST_REMEMBERED = 1 << 14
 
 
-@final
 class KernelDevice:
     """Price kernels on a device.
 

@@ -94,7 +94,8 @@ class MeasuredTopology:
         curve = _curve(shape.tier, op)
         if curve is None or shape.split.num_ranks == 1:
             return self.places.collective(op, size_bytes, ranks, algorithm)
-        _check_size(op, size_bytes)
+        if not size_bytes >= 0:
+            raise UsageError(f"the size of an operation must be a number of bytes >= 0, not {size_bytes} ({op})", op=op)
         if op in RING_OPS:
             return self._chosen(op, size_bytes, shape, curve, algorithm)
         if op == "all_to_all" and shape.split.has_two_levels and "all_to_all" not in shape.tier.curves:
@@ -252,9 +253,3 @@ def _tree_gain(split: Split) -> float:
 def _seconds(op: str, size_bytes: float, num_ranks: int, curve: TransferCurve, bandwidth: float) -> float:
     """Return the duration of a collective, s."""
     return curve.seconds(op, size_bytes if COLLECTIVES[op].gives != "nothing" else 0, num_ranks, bandwidth)
-
-
-def _check_size(op: str, size_bytes: float) -> None:
-    """Refuse a negative size."""
-    if not size_bytes >= 0:
-        raise UsageError(f"the size of an operation must be a number of bytes >= 0, not {size_bytes} ({op})", op=op)

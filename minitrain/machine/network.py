@@ -48,7 +48,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, NamedTuple, Protocol, final
+from typing import Annotated, NamedTuple, Protocol
 
 from minitrain.errors import UsageError
 from minitrain.machine.columns import is_number, larger, least, power
@@ -72,7 +72,6 @@ from minitrain.operations.collectives import COLLECTIVES
 Rows = tuple[tuple[float, float], ...]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TransferCurve:
     """The price of one operation on one tier.
@@ -135,7 +134,6 @@ def wire_share(op: str, num_ranks: int) -> float:
 OpRow = tuple[float, float | None]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Network(ReadOnly):
     """One tier of the network; the fields are the config's keys.
@@ -279,7 +277,6 @@ def select_tier(tiers: Iterable[Network], world_size: int) -> Network:
     )
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Split:
     """How many ranks take part in a collective, and how they lie in nodes.

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError, closest, typed
 from minitrain.files import StrPath, read_json, write_text
@@ -94,7 +94,6 @@ _NO_NUMBERS = ("name", "about", "fitted_on", "fitted_error")
 
 
 @typed
-@final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Platform(KernelHabits):
     """How a framework runs kernels on a device.

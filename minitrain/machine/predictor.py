@@ -22,7 +22,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, cast, final
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from minitrain.errors import HardwareConfigError, UsageError, require_count
 from minitrain.machine.columns import larger
@@ -571,7 +571,6 @@ _EITHER_ORDER = 10.0  # the compute capability from which matrix units take eigh
 _HALVES = ("backward_input", "backward_weight")
 
 
-@final
 class LayerPredictor(DevicePredictor):
     """Price layers by a table, and all else as another predictor does.
 

@@ -548,21 +548,17 @@ class HierarchicalTopology:
     def _described(self, ranks: Sequence[int]) -> GroupShape:
         """Find the tier and the split over nodes of a group."""
         if isinstance(ranks, range) and ranks and self.placement is None:
-            return self._described_by_arithmetic(ranks)
+            if ranks.step < 0:
+                ranks = ranks[::-1]
+            self._check_range(ranks[0], ranks[-1])
+            tier = self.tiers[self._level(self.node(ranks[0]), self.node(ranks[-1]))]
+            return GroupShape(tier, self._in_order.split(ranks))
         if not ranks or len(set(ranks)) != len(ranks):
             raise UsageError("a group holds at least one rank, each once; check the ranks of the collective")
         self._check_range(min(ranks), max(ranks))
         counts = Counter(map(self.node, ranks))
         tier = self.tiers[self._level(min(counts), max(counts))]
         return GroupShape(tier, Split.of(counts.values()))
-
-    def _described_by_arithmetic(self, ranks: range) -> GroupShape:
-        """Find the tier and the split over nodes of a regular group, where nodes are filled in rank order."""
-        if ranks.step < 0:
-            ranks = ranks[::-1]
-        self._check_range(ranks[0], ranks[-1])
-        tier = self.tiers[self._level(self.node(ranks[0]), self.node(ranks[-1]))]
-        return GroupShape(tier, self._in_order.split(ranks))
 
     def _level(self, first_node: int, last_node: int) -> int:
         """Return the index of the smallest tier with all nodes from first to last in one block."""

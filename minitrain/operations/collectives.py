@@ -248,7 +248,14 @@ def reduce_scatter(brought: Brought) -> ResultOf:
             raise brought.mismatch(f"must together bring every part; {missing} is missing")
         return lambda value, place: remember(piece_of(sum_of_parts, place, size), value)
     if isinstance(first, KeysValuesGrad):
-        return _scattered_keys(brought)
+        total = _sum_over_queries(brought)
+        shards = total.sequence.shards
+        if total.queries != shards:
+            raise brought.mismatch(
+                "must together have queries of the same shards as the keys are of, so that each gets its own; "
+                f"{ranges(shards ^ total.queries)} is not in both"
+            )
+        return lambda value, _: altered(total, sequence=total.sequence.with_shards(value.queries))
     if not isinstance(first, WeightGrad):
         other = _combined(brought, operator.add, "add (a WeightGrad)")
         return lambda _, place: other.shard(place, size)
@@ -418,18 +425,6 @@ def _sum_over_queries(brought: Brought) -> KeysValuesGrad:
     return found
 
 
-def _scattered_keys(brought: Brought) -> ResultOf:
-    """Give each member the sum of the gradients of its own keys and values: those of the shards of its queries."""
-    total = _sum_over_queries(brought)
-    shards = total.sequence.shards
-    if total.queries != shards:
-        raise brought.mismatch(
-            "must together have queries of the same shards as the keys are of, so that each gets its own; "
-            f"{ranges(shards ^ total.queries)} is not in both"
-        )
-    return lambda value, _: altered(total, sequence=total.sequence.with_shards(value.queries))
-
-
 def _combined(brought: Brought, together: Callable[[Any, Any], Any], what: str) -> Any:
     """Return what values come to that are no tensors of ours, in rank order: those of a bare `Dist` may be any."""
     try:
@@ -490,7 +485,11 @@ def perform(op: str, values: Sequence[Any], ranks: Sequence[int], detail: Any, *
     """
     record = COLLECTIVES[op]
     if record.takes_buckets and any(map(_is_bucket, values)):
-        return _bucket(op, values, ranks, detail, whole=whole)
+        lengths = {len(value) if isinstance(value, list) else None for value in values}
+        if len(lengths) != 1:
+            raise mismatch(op, values, ranks, "must bring buckets of the same length")
+        places = [perform(op, place, ranks, detail, whole=whole) for place in zip(*values, strict=True)]
+        return [list(results) for results in zip(*places, strict=True)] if places else [[] for _ in values]
     make = record.law(Values(op, values, ranks, detail))
     results = [make(value, place) for place, value in enumerate(values)]
     if whole and record.gives == "union":
@@ -501,15 +500,6 @@ def perform(op: str, values: Sequence[Any], ranks: Sequence[int], detail: Any, *
 def _is_bucket(value: Any) -> bool:
     """Return whether a value is a list of tensors; any other list is a value that may add like a number."""
     return isinstance(value, list) and all(isinstance(item, Tensor) or _is_bucket(item) for item in value)
-
-
-def _bucket(op: str, values: Sequence[Any], ranks: Sequence[int], detail: Any, *, whole: bool) -> Results:
-    """Perform a collective on lists of tensors, place by place."""
-    lengths = {len(value) if isinstance(value, list) else None for value in values}
-    if len(lengths) != 1:
-        raise mismatch(op, values, ranks, "must bring buckets of the same length")
-    places = [perform(op, place, ranks, detail, whole=whole) for place in zip(*values, strict=True)]
-    return [list(results) for results in zip(*places, strict=True)] if places else [[] for _ in values]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -107,16 +107,12 @@ class RankTotals:
         if self.by_axis is not None:
             self.by_axis.take_rows(rows, complete_until)
         if self._loads:
-            self._take_loads(rows)
+            self.load_end = load_end_of(rows) or self.load_end
+            self.working = BusyTimeSum(self.load_end)
+            self._loads = all(typ == LOAD_WEIGHTS for typ in rows[TYP::STRIDE])
         known = sorted(self._late + intervals_of(rows))
         self._late = [interval for interval in known if interval[0] >= complete_until]
         self.working.add(known[: len(known) - len(self._late)])
-
-    def _take_loads(self, rows: list[Any]) -> None:
-        """Begin to count time at work when the loads before the first other operation end."""
-        self.load_end = load_end_of(rows) or self.load_end
-        self.working = BusyTimeSum(self.load_end)
-        self._loads = all(typ == LOAD_WEIGHTS for typ in rows[TYP::STRIDE])
 
     @property
     def rows_of_memory(self) -> list[Any]:
@@ -175,15 +171,11 @@ class BufferedRows(list[Any]):
         """Add a row."""
         _extend(self, row)
         if _len(self) >= self._limit:
-            self._flush()
-
-    def _flush(self) -> None:
-        """Add the rows before the first one that waits to the totals."""
-        prices = self[PRICE::STRIDE]
-        held = next((place for place, price in enumerate(prices) if price is PENDING), len(prices))
-        launched = self[LAUNCHED::STRIDE][min(held, len(prices) - 1)]
-        self._take(held * STRIDE, launched)  # what comes was launched later, and starts later
-        self._limit = max(self._room, 2 * _len(self))
+            prices = self[PRICE::STRIDE]
+            held = next((place for place, price in enumerate(prices) if price is PENDING), len(prices))
+            launched = self[LAUNCHED::STRIDE][min(held, len(prices) - 1)]
+            self._take(held * STRIDE, launched)  # what comes was launched later, and starts later
+            self._limit = max(self._room, 2 * _len(self))
 
     def _take(self, num_places: int, complete_until: float) -> None:
         """Add the first rows to the totals."""

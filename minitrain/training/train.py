@@ -22,7 +22,7 @@ from minitrain.run.parameters import split_keywords
 from minitrain.run.rank_tasks import declared_by
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
-from minitrain.run.strategy_loading import ChosenStrategy, choose_strategy
+from minitrain.run.strategy_loading import choose_strategy
 from minitrain.training.measured import BACKENDS, MeasuredRun
 from minitrain.training.program import record
 from minitrain.workloads.matmul import DenseRows
@@ -344,7 +344,8 @@ def _curve(
 ) -> LossCurve:
     """Return the curve of one strategy."""
     chosen = choose_strategy(name)
-    each = _updates_of(chosen)
+    declared, options = declared_by(chosen.function, chosen.options)
+    each = 1 if declared is None else declared.num_steps(chosen.name, options)
     if updates % each:
         raise UsageError(f"updates ({updates}) must be a multiple of {each}, those of a round of {name}; add some")
     run = simulate(chosen.function, **chosen.options, **_with_batch(simulated, each))
@@ -357,9 +358,3 @@ def _curve(
 def _with_batch(given: Mapping[str, Any], updates: int) -> dict[str, Any]:
     """Return parameters with the samples of so many updates."""
     return {**given, "global_batch_size": given.get("global_batch_size", 64) * updates}
-
-
-def _updates_of(chosen: ChosenStrategy) -> int:
-    """Return how many optimizer steps a step of a strategy has, by what it declares."""
-    declared, options = declared_by(chosen.function, chosen.options)
-    return 1 if declared is None else declared.num_steps(chosen.name, options)

@@ -478,7 +478,9 @@ class Started:
         """Sum in place; of gradients of several parts, what all of them hold."""
         content = value._content
         if isinstance(content, Logits):
-            return self._statistics(content)
+            found = [torch.empty_like(content.statistics) for _ in self.ranks]
+            self.works.append(dist.all_gather(found, content.statistics, group=self.group, async_op=True))
+            return lambda: replace(content, statistics=reduce(merge_statistics, found))
         if isinstance(content, Flat) and len({part_of(each) for each in brought}) > 1:
             return self._sum_of_common(value)
         inner: Any = content.inner if isinstance(content, PartialGrad) else content
@@ -513,12 +515,6 @@ class Started:
             return content  # type: ignore[no-any-return]  # as above
 
         return end
-
-    def _statistics(self, logits: Logits) -> Finish:
-        """Gather what the loss needs of the logits of each, since the sum of exponentials is no sum for torch."""
-        found = [torch.empty_like(logits.statistics) for _ in self.ranks]
-        self.works.append(dist.all_gather(found, logits.statistics, group=self.group, async_op=True))
-        return lambda: replace(logits, statistics=reduce(merge_statistics, found))
 
     def _reduce_scatter(self, value: Any, brought: Sequence[Any]) -> Finish:
         """Sum, and get one of as many shards as there are members."""

@@ -361,7 +361,9 @@ def write_chakra(folder: str | Path, trace: Trace, name: str = "minitrain") -> l
         The paths of the ranks' files, then that of the groups.
     """
     timeline = as_timeline(trace)
-    tags = _message_tags(timeline)
+    tags = np.full(timeline.num_events, NONE)
+    sends, receives = messages(timeline)
+    tags[sends] = tags[receives] = np.arange(len(sends))
     paths = [
         write_bytes(Path(folder, f"{name}.{rank}.et"), _file(timeline, rank, tags))
         for rank in range(timeline.num_ranks)
@@ -369,14 +371,6 @@ def write_chakra(folder: str | Path, trace: Trace, name: str = "minitrain") -> l
     whole = list(range(timeline.num_ranks))
     groups = {str(place): whole if group is None else list(group) for place, group in enumerate(timeline.groups)}
     return [*paths, write_text(Path(folder, "comm_groups.json"), [json.dumps(groups) + "\n"])]
-
-
-def _message_tags(timeline: Timeline) -> Ints:
-    """Return a number for each message, on its send and on its receive, `NONE` elsewhere, (num_events,)."""
-    tags = np.full(timeline.num_events, NONE)
-    sends, receives = messages(timeline)
-    tags[sends] = tags[receives] = np.arange(len(sends))
-    return tags
 
 
 def _file(timeline: Timeline, rank: int, tags: Ints) -> Iterator[bytes]:

@@ -27,7 +27,7 @@ from functools import lru_cache
 from itertools import chain
 from math import ceil, comb, lcm, prod
 from types import MappingProxyType
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from minitrain.operations.computations import names_of
 from minitrain.tensors.placed import COPIES, EXPERT_PIECES, ROUTER_PIECES
@@ -257,7 +257,6 @@ def _name(kernel: Kernel) -> str | None:
 _ROUTING = frozenset(names_of("experts"))
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Piece:
     """What a rank holds of a layer, where that is less than all, or than a part of it.
@@ -287,7 +286,6 @@ def division_of(tensor: Any) -> int | Piece:
     return num_parts if what is None else Piece(what, num_parts)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class ExpertPass(PassMode):
     """How a rank takes copies of tokens through its experts.

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from minitrain.tensors.compressed import Shapes
 from minitrain.workloads.architecture import STATISTIC_BYTES
@@ -38,7 +38,6 @@ FLASH_BACKWARD = 2.5
 """FLOPs of a flash-attention backward pass over those of its forward: five products instead of two (Dao 2023)."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Matmul:
     """A batch of equal matrix multiplications (m x k) times (k x n), as one kernel.
@@ -94,7 +93,6 @@ class Matmul:
         return (self.m, self.n) if self.kind == "weight_gradient" else (self.n, self.k)
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class FlashAttention:
     """The attention core as one kernel, which stores no scores.
@@ -220,7 +218,6 @@ def _triangle(length: int, reach: int) -> int:
     return reach * (reach + 1) // 2 + (length - reach) * reach
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class MemoryPass:
     """A kernel that is limited by the memory: a norm, an activation function, dropout, an optimizer step.
@@ -254,7 +251,6 @@ class MemoryPass:
 Kernel = Matmul | FlashAttention | MemoryPass
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class KernelList:
     """The kernels of one pass of a layer, in order.

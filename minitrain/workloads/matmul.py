@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError
 from minitrain.tensors import (
@@ -199,7 +199,6 @@ _MOMENTS = 2
 _UPDATE_PASSES = 7  # weight and two moments, there and back, and the gradient
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class DenseRows(AlikeLayers):
     """Dense layers.

@@ -34,7 +34,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import final
 
 from minitrain.errors import UsageError
 from minitrain.operations.computations import names_of
@@ -68,7 +67,6 @@ _MOVES_OF_LOOKUP = 2  # a lookup reads and writes rows
 _MOVES_OF_HIDDEN_STATE = {"embedding": _MOVES_OF_LOOKUP, "head": MOVES_OF_NORM}
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Demand:
     """Operations and bytes, which add up.

@@ -470,18 +470,14 @@ class TransformerWorkload:
         if is_copies(tensor):
             return self.experts.memory_bytes(tensor)
         if isinstance(tensor, placed.OF_ATTENTION):
-            return self._bytes_within_attention(tensor)
+            key = tensor.__class__, tensor.layer, tensor.num_parts
+            found = self._within.get(key)
+            if found is None:
+                found = self._within[key] = self._bytes_of_sample(*key)
+            size_bytes: int = tensor.sequence.share_of(found * len(tensor.samples))
+            return size_bytes
         after = tensor.layer - 1 if isinstance(tensor, Activation) else tensor.layer
         return 0 if after < 0 else tensor.sequence.share_of(self._output_bytes[after] * len(tensor.samples))
-
-    def _bytes_within_attention(self, tensor: Any) -> int:
-        """Return the bytes of what lies within an attention that is taken in steps."""
-        key = tensor.__class__, tensor.layer, tensor.num_parts
-        found = self._within.get(key)
-        if found is None:
-            found = self._within[key] = self._bytes_of_sample(*key)
-        size_bytes: int = tensor.sequence.share_of(found * len(tensor.samples))
-        return size_bytes
 
     def _bytes_of_sample(self, kind: type[Any], layer: int, num_parts: int) -> int:
         """Return the bytes of such a tensor for one whole sample."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil, prod
-from typing import Protocol, final
+from typing import Protocol
 
 from minitrain.tensors.compressed import Shapes
 from minitrain.workloads.architecture import (
@@ -252,7 +252,6 @@ def _added_up(precision: Precision) -> int:
     return precision.activation_bytes + 2 * precision.gradient_bytes
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class _Lister:
     """Lists the kernels of one unit for one rank's work."""

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, prod
-from typing import Any, Protocol, final
+from typing import Any, Protocol
 
 from minitrain.errors import TensorTypeError, UsageError, choice_fault
 from minitrain.tensors.compressed import COMPRESSED_KINDS, ApproximateGrad, CompressedGrad, Compressor, PowerSGD, Shapes
@@ -401,7 +401,6 @@ class KernelHabits:
     one_hot_capacity: float = 0.0
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Style(KernelHabits):
     """How a framework runs a model's kernels on a device: its habits, and what follows from the device.

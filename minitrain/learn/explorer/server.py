@@ -350,7 +350,11 @@ class Worker:
         loop, has_come, file = asyncio.get_running_loop(), asyncio.Event(), self._pipe.fileno()
         loop.add_reader(file, has_come.set)
         try:
-            await self._wait_for(has_come)
+            stuck = StuckProcesses()
+            while not has_come.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(has_come.wait(), None if limit_bytes() is None else LOOK_S)
+                stuck.end(self.pid or 0)
         finally:
             loop.remove_reader(file)
         try:
@@ -361,14 +365,6 @@ class Worker:
                 f"the simulation was stopped, or its process ended ({why}); change a knob, or try again"
             ) from None
         return message
-
-    async def _wait_for(self, has_come: asyncio.Event) -> None:
-        """Wait for a message; where memory is limited, end the process if it is stuck."""
-        stuck = StuckProcesses()
-        while not has_come.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(has_come.wait(), None if limit_bytes() is None else LOOK_S)
-            stuck.end(self.pid or 0)
 
     def kill(self) -> None:
         """Stop the process; who waits for a message learns of it."""

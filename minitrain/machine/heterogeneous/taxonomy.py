@@ -633,7 +633,9 @@ class EnhancedHardwareDetector:
 
     def _processor(self) -> DetectedDevice:
         """Return what the operating system says of the processor."""
-        said = _said_by_linux()
+        text = _or_none(lambda: Path("/proc/cpuinfo").read_text("utf-8")) or ""
+        lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
+        said = {key.strip(): value.strip() for key, _, value in lines}
         psutil = self._module("psutil")
         clock = None if psutil is None else _or_none(lambda: float(psutil.cpu_freq().current) * 1e6)
         memory = _or_none(lambda: os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
@@ -743,10 +745,3 @@ def _or_none(ask: Callable[[], Any]) -> Any:
         return ask()
     except Exception:
         return None
-
-
-def _said_by_linux() -> dict[str, str]:
-    """Return what Linux says of the first core; nothing elsewhere."""
-    text = _or_none(lambda: Path("/proc/cpuinfo").read_text("utf-8")) or ""
-    lines = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
-    return {key.strip(): value.strip() for key, _, value in lines}

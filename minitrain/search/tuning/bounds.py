@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,6 @@ _ROUNDING = 1 - 1e-9
 """Sums in another order may be larger in their last digits."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Bound:
     """The least that a configuration takes.

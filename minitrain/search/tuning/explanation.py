@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
 from minitrain.errors import MinitrainError
 from minitrain.machine.config import SystemConfig, load_config
@@ -42,7 +42,6 @@ from minitrain.view.run_folder import picture_of
 Change = Callable[[SystemConfig, float], SystemConfig]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TurningPoint:
     """A price that, changed enough, lets another layout win.
@@ -174,7 +173,6 @@ _DEGREES = ("strategy", "tp", "pp", "num_chunks", "microbatch_size", "ep", "cp",
 _MOST_CONTENDERS = 6  # each is priced on some fifty other machines
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Spending:
     """Where the step time of a layout goes, on average over its ranks, s.
@@ -226,7 +224,6 @@ def _exposed(run: Run, total_s: float) -> dict[str, float]:
     return {axis: seconds * total_s / known for axis, seconds in found.items()}
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class TuningExplanation:
     """Why a layout wins; `print` it.

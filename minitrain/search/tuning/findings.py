@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, final
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from minitrain.errors import UsageError, require_count, typed_methods
 from minitrain.files import StrPath, read_json, shown
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@final
 class Choice:
     """One configuration that was tried; the columns of its row are attributes.
 

@@ -13,7 +13,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +41,6 @@ Turn = tuple[int, int, int, bool]
 """What is asked for, by which place, of what; and whether it is the first forward or the last backward of a stage."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Message:
     """A message between two ranks of a pipeline.
@@ -59,7 +58,6 @@ class Message:
     stage: int
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Order:
     """What the ranks of a pipeline ask for.
@@ -307,7 +305,6 @@ Structure = tuple[int, int, int, str]
 """Ranks of a pipeline, stages a rank, microbatches, and how messages are exchanged."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Pipeline:
     """A layout of `megatron`.
@@ -346,7 +343,6 @@ class Pipeline:
         return self.overlap_replicas and self.ends.zero == 1
 
 
-@final
 class Columns:
     """The pieces of some layouts of one structure, as arrays with a column a layout.
 

@@ -23,7 +23,7 @@ from functools import cached_property, lru_cache
 from itertools import groupby
 from math import prod
 from types import SimpleNamespace
-from typing import Any, final
+from typing import Any
 
 from minitrain.engine.stages import stages_of
 from minitrain.errors import UsageError
@@ -40,7 +40,6 @@ from minitrain.search.tuning.layouts import Pipeline
 from minitrain.search.tuning.pieces import EndKey, PassKey, Pieces
 
 
-@final
 @dataclass(frozen=True)
 class TuningProblem:
     """What every configuration of a search has in common, on one machine.
@@ -82,7 +81,6 @@ class TuningProblem:
         return _machine_of(self)
 
 
-@final
 class Machine:
     """A problem with its prices.
 
@@ -371,7 +369,6 @@ def _microbatches(machine: Machine) -> list[int]:
 Axes = Mapping[str, Sequence[Any]]
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A configuration.

@@ -21,7 +21,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property, partial
 from itertools import starmap
 from pathlib import Path
-from typing import Any, TypeVar, final
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -46,7 +46,6 @@ T = TypeVar("T")
 MOST_COLUMNS = 512
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Figures:
     """The outcome of a configuration.
@@ -78,7 +77,6 @@ class Figures:
     tokens: float | None = None
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Limit:
     """The step time and memory that a layout must not exceed to be priced.
@@ -421,7 +419,6 @@ _MOST_INLINE = 2
 """Up to how many configurations the caller simulates itself."""
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class WorkerCall:
     """What is sent to a worker: configurations, and the function that makes their figures.
@@ -440,7 +437,6 @@ class WorkerCall:
 _MOST_COMPARED = 4  # layouts of a strategy of which none fits, that are priced although others are quicker
 
 
-@final
 @dataclass(eq=False, repr=False)
 class Search:
     """A search that is under way.

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +34,6 @@ _LOAD, _COVER, _TOTAL, _UPDATE, _GATHER = (
 _NEVER = -np.inf
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
     """The steps of some layouts, an entry each.
@@ -53,7 +52,6 @@ def steps_of(columns: layouts.Columns) -> Steps:
     return _Clocks(columns).run()
 
 
-@final
 @dataclass(frozen=True, slots=True)
 class Spending:
     """The step of one layout, and where its time goes at the place that computes longest.

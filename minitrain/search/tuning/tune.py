@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import UsageError, require_count, require_number, typed, typed_methods
 from minitrain.files import StrPath
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 
 @typed_methods
-@final
 class Tuning(Findings):
     """What a search has found; see `Findings` for `best`, `front`, `rows` and what else it holds."""
 
