@@ -25,23 +25,8 @@ from itertools import accumulate, pairwise, product, starmap
 from typing import TYPE_CHECKING, Any
 
 from minitrain.errors import MinitrainError
+from minitrain.evidence import layouts
 from minitrain.evidence.columns import Assumption
-from minitrain.evidence.layouts import (
-    MOST_MOVED,
-    V_SHAPED,
-    Layout,
-    assumptions,
-    balanced_layers,
-    copies_units,
-    degrees_of,
-    gathers_once,
-    host_update_s,
-    layout_of,
-    offloads,
-    predicting_stages,
-    stage_layers,
-    unit_stages,
-)
 from minitrain.evidence.rows import (
     QUICKEST,
     Framework,
@@ -106,7 +91,7 @@ class Case:
     is_of_last: bool
     model: Transformer
     system: SystemConfig
-    layout: Layout
+    layout: layouts.Layout
     platform: Platform | None
     strategy: str
     options: Mapping[str, Any] = field(hash=False)
@@ -123,20 +108,13 @@ class Case:
     def bare(self) -> Case:
         """Return the case without the fields that no step time depends on, so that equal steps compare equal."""
         layout = replace(self.layout, num_microbatches=1, assumed=())
-        nothing = {
-            "measured_s": None,
-            "measured_bytes": None,
-            "memory_kind": "",
-            "assumed": (),
-            "unread": (),
-            "about": "",
-        }
-        return replace(self, table="", row_id="", layout=layout, **nothing)  # type: ignore[arg-type]  # each of its kind
+        unmeasured = replace(self, measured_s=None, measured_bytes=None, memory_kind="")
+        return replace(unmeasured, table="", row_id="", layout=layout, assumed=(), unread=(), about="")
 
     @property
     def period(self) -> int:
         """Return the microbatches of a round: in a loop of chunks, a step grows by whole rounds through the stages."""
-        is_looped = self.layout.num_chunks > 1 and self.layout.schedule not in V_SHAPED
+        is_looped = self.layout.num_chunks > 1 and self.layout.schedule not in layouts.V_SHAPED
         return self.layout.pp if is_looped else 1
 
 
@@ -155,7 +133,7 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
         raise LackingError(f"its status is {row.text('status')!r}, so that its figures are not those of a step")
     unread = require_known(row)
     framework = framework_of(row)
-    layout = layout_of(row, framework)
+    layout = layouts.layout_of(row, framework)
     measured_s, measured_bytes = _measured_s(row, layout), row.number("mem_gib")
     if measured_s is None and measured_bytes is None:
         raise LackingError("it has neither step_time_s, tokens_per_s_per_gpu nor mem_gib to compare with")
@@ -179,35 +157,35 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
         platform=_platform(row, framework, layout, model, platform),
         strategy=strategy,
         options=options,
-        assumed=assumptions(row, framework, layout, model, system),
+        assumed=layouts.assumptions(row, framework, layout, model, system),
         unread=(*unread, *_other_time(row, layout)),
         about=_about(row, layout),
     )
 
 
-def _measured_s(row: Row, layout: Layout) -> float | None:
+def _measured_s(row: Row, layout: layouts.Layout) -> float | None:
     """Return the step time of a row, or what its tokens a second make of a step; None without either."""
     step_time_s = row.number("step_time_s")
     return _by_tokens(row, layout) if step_time_s is None else step_time_s
 
 
-def _by_tokens(row: Row, layout: Layout) -> float | None:
+def _by_tokens(row: Row, layout: layouts.Layout) -> float | None:
     """Return what a row's tokens a second make of a step, s; None where it has none."""
     rate = row.number("tokens_per_s_per_gpu")
     return None if rate is None else layout.global_batch_size * row.count("seq_len") / (rate * layout.world_size)
 
 
-def _other_time(row: Row, layout: Layout) -> Iterator[str]:
+def _other_time(row: Row, layout: layouts.Layout) -> Iterator[str]:
     """Yield that the two measures of a row's time disagree, of which the tokens are not read."""
     step_time_s, by_tokens = row.number("step_time_s"), _by_tokens(row, layout)
-    if step_time_s and by_tokens and abs(by_tokens / step_time_s - 1) > MOST_MOVED:
+    if step_time_s and by_tokens and abs(by_tokens / step_time_s - 1) > layouts.MOST_MOVED:
         yield f"tokens_per_s_per_gpu makes {by_tokens:.4g} s of a step, unlike step_time_s: not read"
 
 
-def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row) -> tuple[str, dict[str, Any]]:
+def _strategy(layout: layouts.Layout, framework: Framework, model: Transformer, row: Row) -> tuple[str, dict[str, Any]]:
     """Return the strategy of a layout, and its options."""
     common: dict[str, Any] = {"recompute": layout.recompute}
-    there = offloads(row)
+    there = layouts.offloads(row)
     if _blocks(framework, layout):
         if there.what:
             raise LackingError(f"{there.what} in the host's memory has no price where each gather is waited for")
@@ -231,7 +209,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
     if num_stages > model.num_layers and num_stages - model.num_layers not in (1, 2):  # of head, and of embedding
         raise LackingError(f"{num_stages} stages are more than its {model.num_layers} layers")
     imbalance = row.number("imbalance") or 1
-    zero = 0 if layout.num_replicas == 1 else 1 if gathers_once(framework, layout) else layout.zero
+    zero = 0 if layout.num_replicas == 1 else 1 if layouts.gathers_once(framework, layout) else layout.zero
     if imbalance != 1 and layout.world_size > _MOST_UNLIKE:
         raise LackingError(f"imbalance is {imbalance:g}: ranks that are not alike are at most {_MOST_UNLIKE} here")
     return "megatron", common | {
@@ -243,7 +221,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "sequence_parallel": layout.sequence_parallel,
         "zero": zero,
         "shard_size": layout.shard_size * layout.cp if zero > 1 and layout.shard_size < layout.dp else None,
-        "layers_per_stage": unit_stages(_layers(model, framework, num_stages)),
+        "layers_per_stage": layouts.unit_stages(_layers(model, framework, num_stages)),
         "overlap_replicas": zero != 2 and _overlaps(row, framework, layout),
         "overlap_messages": _overlaps_messages(row, framework, layout),
         "batch_messages": framework.batches_messages,
@@ -254,7 +232,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
     }
 
 
-def _pairs_passes(row: Row, framework: Framework, layout: Layout) -> bool:
+def _pairs_passes(row: Row, framework: Framework, layout: layouts.Layout) -> bool:
     """Return whether a forward runs beside a backward, as a row says or a framework does, and where it can."""
     stated = row.words("overlap").facts.get("ep")
     node_size = min(tier.size for tier in machine_of(row).networks)
@@ -262,7 +240,7 @@ def _pairs_passes(row: Row, framework: Framework, layout: Layout) -> bool:
     return bool(wanted) and layout.ep > 1 and layout.schedule == "1f1b" and (layout.num_chunks > 1 or layout.pp == 1)
 
 
-def _blocks(framework: Framework, layout: Layout) -> bool:
+def _blocks(framework: Framework, layout: layouts.Layout) -> bool:
     """Return whether computing waits for each gather of weights."""
     return framework.blocking_zero and layout.zero == 3 and layout.num_replicas == layout.world_size
 
@@ -274,35 +252,35 @@ _MOST_UNLIKE = 64
 def _layers(model: Transformer, framework: Framework, num_stages: int) -> tuple[int, ...]:
     """Return how many transformer layers each stage has."""
     if model.prediction_layers:
-        return predicting_stages(model.num_layers, num_stages, model.prediction_layers)
+        return layouts.predicting_stages(model.num_layers, num_stages, model.prediction_layers)
     if not framework.balances:
-        return stage_layers(model.num_layers, num_stages)
+        return layouts.stage_layers(model.num_layers, num_stages)
     layer = (4 * model.num_heads * model.head_dim + 3 * model.ffn_hidden_size) * model.hidden_size
     head = model.vocab_size * model.hidden_size
-    return balanced_layers([float(layer)] * model.num_layers + [float(head)], num_stages)
+    return layouts.balanced_layers([float(layer)] * model.num_layers + [float(head)], num_stages)
 
 
-def _overlaps(row: Row, framework: Framework, layout: Layout) -> bool:
+def _overlaps(row: Row, framework: Framework, layout: layouts.Layout) -> bool:
     """Return whether what replicas exchange is hidden behind compute, as the row says or as the framework does."""
     usual = framework.overlap == "always" or (framework.overlap == "one stage" and layout.pp == 1)
     if layout.zero == 3:
-        usual = not framework.blocking_zero and not gathers_once(framework, layout)
+        usual = not framework.blocking_zero and not layouts.gathers_once(framework, layout)
     return bool(row.words("overlap").facts.get("dp", usual))
 
 
-def _overlaps_messages(row: Row, framework: Framework, layout: Layout) -> bool:
+def _overlaps_messages(row: Row, framework: Framework, layout: layouts.Layout) -> bool:
     """Return whether messages between stages are hidden, as a row says, or as a framework does with several chunks."""
     stated = row.words("overlap").facts.get("p2p")
     return layout.pp > 1 and bool(framework.overlaps_messages and layout.num_chunks > 1 if stated is None else stated)
 
 
 def _platform(
-    row: Row, framework: Framework, layout: Layout, model: Transformer, wanted: str | Platform | None
+    row: Row, framework: Framework, layout: layouts.Layout, model: Transformer, wanted: str | Platform | None
 ) -> Platform | None:
     """Return the platform of a row, with the attention kernels and the overlap that it names."""
     found = find_platform(framework.platform_of(row) if wanted is None else wanted)
     named = {**_attention_kernel(row, found), **row.words("dispatcher").facts}
-    found = replace(found, **named, copies_units=copies_units(row, layout, found))
+    found = replace(found, **named, copies_units=layouts.copies_units(row, layout, found))
     if wanted is not None:
         return found
     found = replace(
@@ -312,7 +290,7 @@ def _platform(
         batches_messages="always" if framework.batches_messages and layout.pp > 1 else "no",
         shares_by_rank=_blocks(framework, layout),
         launch_s=_launch_s(row, found),
-        host_update_s=host_update_s(row, framework),
+        host_update_s=layouts.host_update_s(row, framework),
         captures=row.words("framework").facts.get("graphs", framework.captures),
         separate_gradients=row.words("framework").facts.get("separate_gradients", found.separate_gradients),
         hybridep_units=framework.hybridep_units,
@@ -358,7 +336,7 @@ def _launch_s(row: Row, platform: Platform) -> float | None:
     return 1e-6 * host_us * platform.launch_factor if is_known and host_us else platform.launch_s
 
 
-def _memory_of(row: Row, framework: Framework, memory: str, layout: Layout, model: Transformer) -> str:
+def _memory_of(row: Row, framework: Framework, memory: str, layout: layouts.Layout, model: Transformer) -> str:
     """Return how a framework allocates, which has optimizers of its own for each way to shard."""
     facts = row.words("framework").facts
     if framework.words.split()[0] in ("torchtitan", "fsdp"):
@@ -376,7 +354,7 @@ def _memory_of(row: Row, framework: Framework, memory: str, layout: Layout, mode
     return "internevo fsdp" if memory == "internevo zero" and layout.zero >= 2 else memory
 
 
-def _gradient_accesses(framework: Framework, layout: Layout) -> float:
+def _gradient_accesses(framework: Framework, layout: layouts.Layout) -> float:
     """Return the accesses to gradients that are whole until these are summed; others shard them as they come."""
     whole = framework.gradient_accesses if layout.num_replicas > 1 else framework.accesses_alone
     return 0.0 if layout.zero >= 2 else whole
@@ -420,7 +398,7 @@ def _lacks_buffers(row: Row, framework: Framework) -> bool:
     return framework.name == "Megatron Bridge" and row.words("precision").facts.get("weights") == "float4"
 
 
-def _about(row: Row, layout: Layout) -> str:
+def _about(row: Row, layout: layouts.Layout) -> str:
     """Return what tables call a row: model, device, ranks and how they are divided."""
     degrees = {name: getattr(layout, name) for name in ("tp", "pp", "cp", "ep", "dp")}
     parts = [f"{name} {size}" for name, size in degrees.items() if size > 1]
@@ -719,7 +697,7 @@ def _left_open(row: Row) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     is_open = row.text("mbs") == QUICKEST or (row.number("mbs") is None and row.number("n_micro") is None)
     if is_open and row.text("gbs"):
-        most = row.count("gbs") // degrees_of(row)[-1]
+        most = row.count("gbs") // layouts.degrees_of(row)[-1]
         found["mbs"] = [str(2**power) for power in range(most.bit_length())]
     if framework_of(row).recompute is None and not row.words("recompute").is_stated:
         found["recompute"] = ["none", "selective", "full"]

@@ -10,6 +10,7 @@ Found by folding, or by comparing the rows of all logs (`by_rows`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from minitrain.operations import (
@@ -176,26 +177,8 @@ class OnceWritten(ReadOnlyLog, MadeWhenRead[Event]):
         """Return the rank's own event in the place of the other one's."""
         event = self._other[place]
         group, peer, waited_for = self._partners[partners_of(event)]
-        return Event(
-            event.typ,
-            event.layer,
-            self._rank,
-            event.time,
-            event.duration,
-            event.memory,
-            self._samples[event.samples],
-            event.stream,
-            group,
-            peer,
-            event.tag,
-            event.size_bytes,
-            event.launched,
-            waited_for,
-            event.awaited,
-            event.recomputed,
-            event.algorithm,
-            event.after,
-        )
+        samples = self._samples[event.samples]
+        return replace(event, rank=self._rank, samples=samples, group=group, peer=peer, waited_for=waited_for)
 
 
 def partners_of(event: Event) -> Partners:
