@@ -310,6 +310,9 @@ class AttentionRate:
             efficiency counts all of these; 1 where it counts what the mask leaves.
         masked: time of such a block of which the mask leaves a part, over that of one which it leaves whole.
         window_block: that of sliding windows; 0 where kernels compute all pairs that causality leaves.
+        step_s: time of the kernel's loop for each such block beside its arithmetic, over all that work on blocks at
+            once; backward in two kernels has each block twice.
+        row_s: time of writing what backward needs of a head's query.
     """
 
     efficiency: Annotated[float, SHARE]
@@ -318,6 +321,8 @@ class AttentionRate:
     block: Annotated[int, WHOLE] = 1
     masked: Annotated[float, POSITIVE] = 1.0
     window_block: Annotated[float, NON_NEGATIVE] = 1
+    step_s: Annotated[float, NON_NEGATIVE] = 0.0
+    row_s: Annotated[float, NON_NEGATIVE] = 0.0
 
     def share(self, head_dim: int) -> float:
         """Return the share of the peak for a head size."""

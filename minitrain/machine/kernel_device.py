@@ -250,6 +250,7 @@ class KernelDevice:
         block = rate.block if kernel.window is None else max(rate.block, int(rate.window_block))
         in_blocks = kernel.flop_in_blocks(block, rate.masked)
         busy = in_blocks / flop_per_s + rate.tail * longest + self._random_seconds(kernel)
+        busy += rate.step_s * kernel.num_blocks(block) + rate.row_s * kernel.num_rows
         slower: float = larger(busy, kernel.traffic_bytes / (rates.GBps * 1e9))
         return rates.attention_start_s[kernel.is_backward] + slower
 

@@ -158,6 +158,15 @@ class FlashAttention:
         whole = _triangle(num_blocks, reach) + (masked - 1) * num_cut
         return self.work_flop * whole * size**2 / _triangle(self.num_keys, most + 1)
 
+    def num_blocks(self, size: int) -> float:
+        """Return the blocks of so many queries and keys that are computed, of all heads and samples."""
+        return self.flop_in_blocks(size) / (self._pair_flop * min(size, self.num_keys) ** 2)
+
+    @property
+    def num_rows(self) -> int:
+        """Return the queries of all heads and samples."""
+        return self.num_samples * self.num_heads * self.num_queries
+
     def without_window(self) -> FlashAttention:
         """Return the kernel where queries see all keys before them."""
         if self.window is None:
