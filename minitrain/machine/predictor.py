@@ -502,7 +502,7 @@ class KernelPredictor(_ConfigPredictor):
 
     def _not_hidden(self, op: str, seconds: float, size_bytes: float, num_parts: int) -> float:
         """Return by how much a collective beside a multiplication makes a step longer, s: mean of attention and MLP."""
-        if self._platform.parts_overlap == "pieces":
+        if self._platform.parts_overlap != "gradients":
             return longer_by_pieces(self.device, self.workload, op, seconds, size_bytes, num_parts)
         slowed = self._inner.processor_usage * seconds
         beside = gradients_beside(self.device, self.workload, op, size_bytes, num_parts)

@@ -185,6 +185,16 @@ def test_asynchronous_parts_cut_the_sums_of_forward_alone() -> None:
     assert seconds("none") > seconds("pieces") > seconds("none") / 2
 
 
+@pytest.mark.parametrize("op", ["all_gather", "reduce_scatter"])
+def test_gathers_that_xla_takes_apart_are_beside_multiplications(op: str) -> None:
+    def seconds(overlap: str) -> float:
+        pricing = Pricing("kernels", platform=f"xla:parts_overlap={overlap}")
+        predictor = KernelPredictor(8, "tpu_v5p", pricing, workload=find_workload("gpt3-175b"))
+        return predictor.collective(op, 2.0 * 32 * 2048 * 12288, range(8)).seconds
+
+    assert (seconds("gathers") < seconds("none") / 2) == (op == "all_gather")
+
+
 def test_small_layers_of_old_megatron_wait_for_launches_that_python_makes_long() -> None:
     def seconds(platform: str) -> float:
         small = find_workload("gpt2", seq_len=128)
