@@ -2,17 +2,20 @@
 
 `order_of` says which steps each rank of a pipeline takes, and what it sends and receives between them. The strategy is
 executed on stand-ins that compute nothing: each stage is one layer, each microbatch one sample, and whatever is
-received is there at once. Only the order in which a rank asks for its operations is kept.
+received is there at once. Only the order in which a rank asks for its operations is kept. Of many microbatches few are
+executed, and the block that comes twice is repeated, where the strategy declares them alike
+(`minitrain.run.folding.microbatches`).
 
 `Columns` has the pieces of the steps of layouts of one structure, with a column for each layout.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,8 @@ import numpy as np
 from minitrain.errors import StrategyError
 from minitrain.operations import SEND as MESSAGE
 from minitrain.run.analysis.timeline import Floats
+from minitrain.run.folding.microbatches import Microbatches
+from minitrain.run.rank_tasks import declared_by
 from minitrain.run.strategy_loading import choose_strategy
 from minitrain.search.tuning.pieces import EndKey, PassKey, Piece, Pieces, StagePiece, Triple
 
@@ -34,16 +39,16 @@ MESSAGES: Mapping[str, Mapping[str, bool]] = {
 }
 """How stages exchange messages, as options of `megatron`."""
 
-Asked = tuple[int, int]
-"""What a rank asks for: one of the numbers above, and a stage or the number of a message."""
+Asked = tuple[int, int, int]
+"""What a rank asks for: one of the numbers above; a stage, or the number of a kind of messages; and the microbatch."""
 
-Turn = tuple[int, int, int, bool]
-"""What is asked for, by which place, of what; and whether it is the first forward or the last backward of a stage."""
+Turn = tuple[int, int, int, int]
+"""What is asked for, by which place, of what, and the microbatch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message between two ranks of a pipeline.
+    """A message between two ranks of a pipeline, one a microbatch.
 
     Args:
         source: who sends it.
@@ -64,7 +69,7 @@ class Order:
 
     Args:
         asked: of each rank, in its order.
-        messages: by number.
+        messages: their kinds, by number.
         num_microbatches: of the step.
     """
 
@@ -119,11 +124,11 @@ class _Mesh:
 class _Launched:
     """A message that was launched."""
 
-    def __init__(self, asked: list[Asked], number: int) -> None:
-        self._asked, self._number = asked, number
+    def __init__(self, asked: list[Asked], message: tuple[int, int]) -> None:
+        self._asked, self._message = asked, message
 
     def __await__(self) -> Any:
-        self._asked.append((WAIT, self._number))
+        self._asked.append((WAIT, *self._message))
         return _TOKEN
         yield
 
@@ -136,7 +141,7 @@ class _StandIn:
         pp: ranks of the pipeline.
         num_stages: of all ranks.
         num_microbatches: of a step.
-        numbers: of messages, by sender, receiver and tag; all ranks share it.
+        numbers: of kinds of messages, by sender, receiver, direction and stage; all ranks share it.
     """
 
     layers_are_alike, tied_layers = True, ()
@@ -144,6 +149,7 @@ class _StandIn:
     def __init__(self, place: int, pp: int, num_stages: int, num_microbatches: int, numbers: dict[Any, int]) -> None:
         self.asked: list[Asked] = []
         self._numbers = numbers
+        self._passed: Counter[tuple[int, int]] = Counter()
         self.rank, self.world_size = place, pp
         self.num_layers, self.global_batch_size = num_stages, num_microbatches
         self.blocks = tuple((layer,) for layer in range(num_stages))
@@ -172,12 +178,12 @@ class _StandIn:
 
     def forward(self, layer: int, *_: _Token) -> _Token:
         """Note a forward."""
-        self.asked.append((FORWARD, layer))
+        self._pass(FORWARD, layer)
         return _TOKEN
 
     def backward(self, layer: int, *_: _Token) -> tuple[_Token, _Token]:
         """Note a backward."""
-        self.asked.append((BACKWARD, layer))
+        self._pass(BACKWARD, layer)
         return _TOKEN, _TOKEN
 
     def update(self, *_: Any) -> tuple[_Token, _Token]:
@@ -187,23 +193,32 @@ class _StandIn:
     def set_final_weight(self, *_: Any) -> None:
         """Take a final weight."""
 
-    async def send(self, dest: int, _: _Token, *, tag: Hashable) -> None:
-        """Note a message."""
-        key = self.rank, dest, tag
-        self.asked.append((SEND, self._numbers.setdefault(key, len(self._numbers))))
+    def _pass(self, code: int, stage: int) -> None:
+        """Note a pass, of the next microbatch."""
+        self.asked.append((code, stage, self._passed[code, stage]))
+        self._passed[code, stage] += 1
 
-    async def receive(self, source: int, *, tag: Hashable) -> _Token:
+    async def send(self, dest: int, _: _Token, *, tag: tuple[str, int, int]) -> None:
+        """Note a message."""
+        self._communicate(SEND, self.rank, dest, *tag)
+
+    async def receive(self, source: int, *, tag: tuple[str, int, int]) -> _Token:
         """Note a receive."""
-        key = source, self.rank, tag
-        self.asked.append((RECEIVE, self._numbers.setdefault(key, len(self._numbers))))
+        self._communicate(RECEIVE, source, self.rank, *tag)
         return _TOKEN
+
+    def _communicate(self, code: int, source: int, dest: int, direction: str, stage: int, microbatch: int) -> None:
+        """Note one side of a message."""
+        kind = source, dest, direction, stage
+        self.asked.append((code, self._numbers.setdefault(kind, len(self._numbers)), microbatch))
 
     def launch(self, operation: Coroutine[Any, Any, Any]) -> _Launched:
         """Note a message that runs beside what follows."""
         _end(operation)
-        code, number = self.asked[-1]
-        self.asked[-1] = code + LAUNCHED, number
-        return _Launched(self.asked, number)
+        code, *message = self.asked.pop()
+        kind, microbatch = message
+        self.asked.append((code + LAUNCHED, kind, microbatch))
+        return _Launched(self.asked, (kind, microbatch))
 
 
 def _end(coroutine: Coroutine[Any, Any, Any]) -> None:
@@ -228,16 +243,56 @@ def order_of(pp: int, num_chunks: int, num_microbatches: int, messages: str) -> 
     Raises:
         StrategyError: these numbers do not go together.
     """
+    short = _shortened(pp, num_chunks, num_microbatches)
+    if short is not None:
+        few = _executed(pp, num_chunks, short.few, messages)
+        asked = [_lengthened(of_rank, short) for of_rank in few.asked]
+        if all(asked):
+            return replace(few, asked=tuple(asked), num_microbatches=num_microbatches)
+    return _executed(pp, num_chunks, num_microbatches, messages)
+
+
+@lru_cache(maxsize=64)
+def _shortened(pp: int, num_chunks: int, num_microbatches: int) -> Microbatches | None:
+    """Return how many microbatches tell what the ranks ask for; None for all."""
     function: Any = choose_strategy("megatron").function
-    numbers: dict[Any, int] = {}
+    _, options = declared_by(function, {"microbatch_size": 1, "pp": pp, "num_chunks": num_chunks})
+    found: Microbatches | None = function.microbatches(options, pp, num_microbatches)
+    return found and found.shortened()
+
+
+@lru_cache(maxsize=64)
+def _executed(pp: int, num_chunks: int, num_microbatches: int, messages: str) -> Order:
+    """Return what each rank asks for when it is executed."""
+    function: Any = choose_strategy("megatron").function
+    numbers: dict[tuple[int, int, str, int], int] = {}
     found = []
     for place in range(pp):
         model = _StandIn(place, pp, pp * num_chunks, num_microbatches, numbers)
         options = {"microbatch_size": 1, "pp": pp, "num_chunks": num_chunks, **MESSAGES[messages]}
         _end(function(model, **options))
-        found.append(tuple(model.asked))
-    sent = tuple(Message(source, dest, tag[0], tag[1]) for source, dest, tag in numbers)
-    return Order(tuple(found), sent, num_microbatches)
+        found.append(model.asked)
+    return Order(tuple(found), tuple(starmap(Message, numbers)), num_microbatches)
+
+
+def _lengthened(asked: Sequence[Asked], short: Microbatches) -> list[Asked]:
+    """Return what a rank asks for in the whole step, from what it asks for in a short one; nothing if no block repeats.
+
+    Args:
+        asked: in the short step.
+        short: the microbatches of both.
+    """
+    size = short.period * sum(microbatch == short.few // 2 for *_, microbatch in asked)
+    length = 0
+    for cut, ((code, what, microbatch), later) in enumerate(zip(asked, asked[size:], strict=False), 1):
+        length = length + 1 if later == (code, what, microbatch + short.period) else 0
+        if length == size:
+            columns = np.array(asked)
+            blocks = np.tile(columns[cut - size : cut], (short.num_blocks, 1))
+            blocks[:, 2] += np.repeat(np.arange(1, short.num_blocks + 1) * short.period, size)
+            columns[cut:, 2] += short.count - short.few
+            return list(zip(*np.concatenate([columns[:cut], blocks, columns[cut:]]).T.tolist(), strict=True))
+    return []
 
 
 class _Turns:
@@ -245,57 +300,49 @@ class _Turns:
 
     def __init__(self, order: Order) -> None:
         self._order = order
-        self._sent = [False] * len(order.messages)
-        self._streams: dict[tuple[int, int], deque[int]] = defaultdict(deque)
-        self._counts: dict[Asked, int] = defaultdict(int)
-        self._found: list[Turn] = []
+        self._sent: set[tuple[int, int]] = set()
+        self._arrived: set[tuple[int, int]] = set()
+        self._streams: dict[tuple[int, int], deque[tuple[int, int]]] = defaultdict(deque)
 
     def run(self) -> list[Turn]:
         """Return the turns."""
-        num_places = len(self._order.asked)
-        waiting: dict[int, int] = {}
-        positions, ready = [0] * num_places, list(range(num_places))
+        found: list[Turn] = []
+        waiting: dict[tuple[int, int], int] = {}
+        rest = [deque(asked) for asked in self._order.asked]
+        ready = list(range(len(rest)))
         while ready:
             place = ready.pop()
-            asked = self._order.asked[place]
-            while positions[place] < len(asked):
-                one = asked[positions[place]]
-                lacking = self._lacking(place, one)
-                if lacking is not None:
-                    waiting[lacking] = place
-                    break
-                positions[place] += 1
-                self._take(place, one)
-                if one[0] in (SEND, SEND + LAUNCHED) and one[1] in waiting:
-                    ready.append(waiting.pop(one[1]))
-        return self._found
+            asked = rest[place]
+            while asked:
+                code, what, microbatch = asked[0]
+                if code > BACKWARD:
+                    message = what, microbatch
+                    lacking = self._lacking(place, code, message)
+                    if lacking is not None:
+                        waiting[lacking] = place
+                        break
+                    if message in waiting and code in (SEND, SEND + LAUNCHED):
+                        ready.append(waiting.pop(message))
+                asked.popleft()
+                found.append((code, place, what, microbatch))
+        return found
 
-    def _take(self, place: int, one: Asked) -> None:
-        """Take a turn."""
-        code, number = one
-        is_special = False
-        if code in (FORWARD, BACKWARD):
-            nth = self._counts[one]
-            self._counts[one] = nth + 1
-            is_special = nth == (0 if code == FORWARD else self._order.num_microbatches - 1)
-        elif code in (SEND, SEND + LAUNCHED):
-            self._sent[number] = True
-        self._found.append((code, place, number, is_special))
-
-    def _lacking(self, place: int, one: Asked) -> int | None:
+    def _lacking(self, place: int, code: int, message: tuple[int, int]) -> tuple[int, int] | None:
         """Return a message that must be sent first: receives from one peer are done in the order of submission."""
-        code, number = one
-        if code in (FORWARD, BACKWARD, SEND, SEND + LAUNCHED) or self._order.messages[number].dest != place:
+        if code in (SEND, SEND + LAUNCHED):
+            self._sent.add(message)
             return None
-        message = self._order.messages[number]
-        stream = self._streams[message.source, place]
-        if code != WAIT and number not in stream:
-            stream.append(number)
-        if code == RECEIVE + LAUNCHED:
+        kind = self._order.messages[message[0]]
+        if kind.dest != place:
             return None
-        while stream and self._sent[stream[0]] and number in stream:
-            stream.popleft()
-        return stream[0] if number in stream else None
+        stream = self._streams[kind.source, place]
+        if code != WAIT and message not in stream:
+            stream.append(message)
+        while code != RECEIVE + LAUNCHED and message not in self._arrived:
+            if stream[0] not in self._sent:
+                return stream[0]
+            self._arrived.add(stream.popleft())
+        return None
 
 
 END_FIGURES = ("load", "cover", "total", "update", "gather", "net", "peak", "weight_shard")

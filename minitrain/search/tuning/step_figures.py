@@ -12,7 +12,7 @@ The peak memory of many layouts at once, from what each piece adds and takes, an
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -115,26 +115,18 @@ class _Clocks:
         self._time = [np.zeros(columns.width) for _ in range(columns.pp)]
         self._waited = [np.zeros(columns.width) for _ in range(columns.pp)]
         self._summing = [np.zeros(columns.width) for _ in range(columns.pp)]  # when the replicas' stream is free
-        self._carried: list[Any] = [None] * len(self._messages)  # the clocks that messages carry
-        self._ends: dict[tuple[bool, int], Floats] = {}  # of launched sends (True) and of receives
+        self._carried: dict[tuple[int, int], Floats] = {}  # the clocks that messages carry, by kind and microbatch
+        self._ends: dict[tuple[bool, int, int], Floats] = {}  # of launched sends (True) and of receives
         self._busy: list[dict[tuple[int, bool], Floats]] = [  # by peer, and whether it is sent to
             defaultdict(lambda: np.zeros(columns.width)) for _ in range(columns.pp)
         ]
-        self._submitted: dict[tuple[int, int], deque[tuple[int, Floats]]] = defaultdict(deque)
+        self._submitted: dict[tuple[int, int], deque[tuple[int, int, Floats]]] = defaultdict(deque)
         self._gathered: dict[tuple[int, int], Floats] = {}
         self._reduced: dict[tuple[int, int], Floats] = {}
-        self._seconds = self._of_messages(columns.message_seconds)
+        self._seconds = [*map(columns.message_seconds, self._messages)]
         self._overlaps = bool(columns.overlaps.any())
         self._taken = columns.taken if columns.contention and columns.taken.any() else None
-        self._shared = [] if self._taken is None else self._of_messages(columns.shared)
-
-    def _of_messages(self, figure: Callable[[layouts.Message], Floats]) -> list[Floats]:
-        """Return a figure of each message; equal ones share an array."""
-        known: dict[Any, Floats] = {}
-        for message in self._messages:
-            if message not in known:
-                known[message] = figure(message)
-        return [known[message] for message in self._messages]
+        self._shared = [] if self._taken is None else [*map(columns.shared, self._messages)]
 
     def run(self) -> Steps:
         """Take the steps of all places."""
@@ -184,13 +176,14 @@ class _Clocks:
             code: [columns.chain(code, stage) for stage in range(columns.pp * columns.num_chunks)]
             for code in (layouts.FORWARD, layouts.BACKWARD)
         }
-        for code, place, number, is_special in columns.order.turns():
+        special = {layouts.FORWARD: 0, layouts.BACKWARD: columns.num_microbatches - 1} if self._overlaps else {}
+        for code, place, what, microbatch in columns.order.turns():
             if code > layouts.BACKWARD:
-                self._message(code, place, number)
-            elif is_special and self._overlaps:
-                self._pass_by_layer(code, place, number)
+                self._message(code, place, what, microbatch)
+            elif microbatch == special.get(code):
+                self._pass_by_layer(code, place, what)
             else:
-                self._pass(place, chains[code][number], code, number)
+                self._pass(place, chains[code][what], code, what)
 
     def _pass(self, place: int, chain: Floats, code: int, stage: int, number: int | None = None) -> None:
         """Pass through a stage, or through one layer of it; slower while replicas exchange something beside it.
@@ -208,61 +201,60 @@ class _Clocks:
         beside = np.clip(self._summing[place] - begin, 0.0, slowed)
         time += beside * (1.0 - np.divide(alone, slowed, out=np.ones_like(alone), where=slowed > 0.0))
 
-    def _message(self, code: int, place: int, number: int) -> None:
+    def _message(self, code: int, place: int, kind: int, microbatch: int) -> None:
         """Send, receive or wait."""
         time = self._time[place]
         if code == layouts.SEND:
-            self._carried[number] = time.copy()
-            time += self._seconds[number]
+            self._carried[kind, microbatch] = time.copy()
+            time += self._seconds[kind]
         elif code == layouts.SEND + layouts.LAUNCHED:
-            self._launch(place, number)
+            self._launch(place, kind, microbatch)
         elif self._columns.messages == "plain":
-            carried, self._carried[number] = self._carried[number], None
+            carried = self._carried.pop((kind, microbatch))
             self._wait(place, carried)
             self._until(place, carried)
-            time += self._seconds[number]
+            time += self._seconds[kind]
         else:
-            self._receive_in_order(code, place, number)
+            self._receive_in_order(code, place, kind, microbatch)
 
-    def _launch(self, place: int, number: int) -> None:
+    def _launch(self, place: int, kind: int, microbatch: int) -> None:
         """Send beside what follows, once the stream is free."""
-        busy = self._busy[place][self._messages[number].dest, True]
+        busy = self._busy[place][self._messages[kind].dest, True]
         np.maximum(self._time[place], busy, out=busy)
-        self._carried[number] = busy.copy()
-        busy += self._seconds_from(place, number, busy)
-        self._ends[True, number] = busy.copy()
-        self._runs(place, self._carried[number], busy)
+        start = self._carried[kind, microbatch] = busy.copy()
+        busy += self._seconds_from(place, kind, busy)
+        self._ends[True, kind, microbatch] = busy.copy()
+        self._runs(place, start, busy)
 
-    def _seconds_from(self, place: int, number: int, start: Floats) -> Floats:
+    def _seconds_from(self, place: int, kind: int, start: Floats) -> Floats:
         """Return how long a message takes that starts at some time; beside an exchange it has half of the wires."""
-        seconds = self._seconds[number]
+        seconds = self._seconds[kind]
         if self._taken is None:
             return seconds
-        beside = np.maximum(self._summing[place] - start, 0.0) * self._shared[number]
+        beside = np.maximum(self._summing[place] - start, 0.0) * self._shared[kind]
         return seconds + np.minimum(0.5 * beside, seconds)
 
-    def _receive_in_order(self, code: int, place: int, number: int) -> None:
+    def _receive_in_order(self, code: int, place: int, kind: int, microbatch: int) -> None:
         """Submit a receive, or wait for one, or for a send; receives from one peer follow one another."""
-        time, message = self._time[place], self._messages[number]
+        message = self._messages[kind]
         stream = self._submitted[message.source, message.dest]
         if code in (layouts.RECEIVE, layouts.RECEIVE + layouts.LAUNCHED):
-            stream.append((number, time.copy()))
+            stream.append((kind, microbatch, self._time[place].copy()))
         if code == layouts.RECEIVE + layouts.LAUNCHED:
             return
-        key = message.source == place, number
+        key = message.source == place, kind, microbatch
         while key not in self._ends:
             self._settle(*stream.popleft(), place)
         self._until(place, self._ends.pop(key))
 
-    def _settle(self, number: int, submitted: Floats, place: int) -> None:
+    def _settle(self, kind: int, microbatch: int, submitted: Floats, place: int) -> None:
         """Receive the next message of a stream."""
-        streams, stream = self._busy[place], (self._messages[number].source, False)
-        start = np.maximum(submitted, self._carried[number], out=submitted)
+        streams, stream = self._busy[place], (self._messages[kind].source, False)
+        start = np.maximum(submitted, self._carried.pop((kind, microbatch)), out=submitted)
         np.maximum(start, streams[stream], out=start)
-        self._carried[number] = None
         self._wait(place, start)
-        self._ends[False, number] = streams[stream] = start + self._seconds_from(place, number, start)
-        self._runs(place, start, streams[stream])
+        end = self._ends[False, kind, microbatch] = streams[stream] = start + self._seconds_from(place, kind, start)
+        self._runs(place, start, end)
 
     def _wait(self, place: int, until: Floats) -> None:
         """Note that a place waits, unless it sums gradients or messages are under way meanwhile."""
@@ -365,8 +357,14 @@ def _of_place(columns: layouts.Columns, order: layouts.Order, place: int) -> tup
     """Return the peak memory of one place, without and with what is no tensor of the run, elements, (width,) each."""
     tensors, _ = _tensors(columns, order, place)
     beside, element_bytes = np.zeros(columns.width), columns.pieces.workload.bytes_per_element
-    for column in range(columns.count):
-        beside[column] = _device(columns, place, column).beside_bytes / element_bytes
+    for _, members in columns.blocks:
+        known: dict[Any, float] = {}  # of the same layers and groups
+        for column in members:
+            layout = columns.layouts[column]
+            groups = layout.ends.tp, layout.passes.cp, layout.stride
+            if groups not in known:
+                known[groups] = _device(columns, place, column).beside_bytes / element_bytes
+            beside[column] = known[groups]
     return tensors, tensors + beside
 
 
@@ -489,7 +487,7 @@ def _filled(columns: layouts.Columns, order: layouts.Order, place: int, platform
 
 def _num_in_flight(order: layouts.Order, place: int) -> int:
     """Return the most passes that a place has taken forward and not yet back."""
-    steps = ((code == layouts.FORWARD) - (code == layouts.BACKWARD) for code, _ in order.asked[place])
+    steps = ((code == layouts.FORWARD) - (code == layouts.BACKWARD) for code, *_ in order.asked[place])
     return max(accumulate(steps))
 
 
@@ -522,16 +520,7 @@ def _steps_of(asked: tuple[tuple[int, int], ...]) -> tuple[list[int], list[tuple
 
 def _steps(order: layouts.Order, place: int) -> tuple[list[int], list[tuple[int, int, int]]]:
     """Return the steps of a place; messages of one kind are one step."""
-    asked: list[tuple[int, int]] = []
-    first: dict[Hashable, int] = {}
-    for code, what in order.asked[place]:
-        if code in (layouts.FORWARD, layouts.BACKWARD, layouts.SEND, layouts.RECEIVE):
-            asked.append((code, what))
-        else:
-            message = order.messages[what]
-            kind = message.direction, message.stage, message.dest == place
-            asked.append((code, first.setdefault(kind, what)))
-    return _steps_of(tuple(asked))
+    return _steps_of(tuple([(code, what) for code, what, _ in order.asked[place]]))
 
 
 def _row(columns: layouts.Columns, order: layouts.Order, key: tuple[int, int, int]) -> tuple[Floats, Floats]:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.search.tuning.layouts import FORWARD, order_of
+from minitrain.search.tuning import layouts as layout_orders
+from minitrain.search.tuning.layouts import FORWARD, MESSAGES, order_of
 from minitrain.search.tuning.pieces import PassKey, Pieces
 from minitrain.search.tuning.problem import TuningProblem, axes_of, candidates
 from minitrain.search.tuning.search import Figures, Limit, price_pipelines
@@ -173,9 +174,19 @@ def best(found: list[Figures]) -> float:
 def test_each_rank_passes_its_stages_once_for_every_microbatch() -> None:
     order = order_of(4, 2, 8, "hidden")
     for place, asked in enumerate(order.asked):
-        passed = [number for code, number in asked if code == FORWARD]
+        passed = [number for code, number, _ in asked if code == FORWARD]
         assert sorted(passed) == sorted([place, place + 4] * 8)
     assert len(order.turns()) == sum(map(len, order.asked))
+
+
+@pytest.mark.parametrize("messages", MESSAGES)
+@pytest.mark.parametrize(("pp", "num_chunks", "num_microbatches"), [(1, 1, 9), (4, 1, 40), (3, 2, 33), (2, 5, 24)])
+def test_an_order_of_few_microbatches_repeated_is_that_of_all(
+    pp: int, num_chunks: int, num_microbatches: int, messages: str
+) -> None:
+    sizes = pp, num_chunks, num_microbatches
+    assert layout_orders._shortened(*sizes) is not None
+    assert order_of(*sizes, messages) == layout_orders._executed(*sizes, messages)
 
 
 def test_small_is_short() -> None:
