@@ -343,7 +343,7 @@ def _memory_of(row: Row, framework: Framework, memory: str, layout: layouts.Layo
     facts = row.words("framework").facts
     if framework.words.split()[0] in ("torchtitan", "fsdp"):
         compiled = "fsdp2" if facts.get("compiled_loss", True) else "fsdp2 eager loss"
-        eager, whole = ("fsdp2 eager", compiled), ("eager", memory)
+        eager, whole = ("fsdp2 eager", compiled), ("eager", "loss in chunks" if facts.get("chunked_loss") else memory)
         return (eager if layout.zero >= 2 else whole)[framework.is_compiled]
     if "local" in framework.words.split():
         return "megatron local"

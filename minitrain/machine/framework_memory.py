@@ -14,6 +14,7 @@ the update. Frameworks differ, and a `minitrain.machine.platforms.Platform` name
 | "deepspeed zero" | a weight's in 16 bits | 6 | a bucket, and two arrays of the rank's share of gradients |
 | "deepspeed bf16" | all of a microbatch in 16 bits, kept | 6 | a bucket in single precision |
 | "eager" | a unit's | 12 | activated gates, keys and values of each head, experts' inputs in single precision |
+| "loss in chunks" | a unit's | 4 | nothing |
 | "fsdp2" | a unit's in 16 bits, and in single precision while they are reduced | 4 | no shards of weights in 16 bits |
 | "fsdp2 eager loss" | likewise | 12, of parts 16 | likewise |
 | "fsdp2 eager" | likewise | 12, of parts 16 | likewise; as "eager" |
@@ -52,6 +53,8 @@ Sources:
   `_nll_loss_and_log_softmax_backward` (`tensor/parallel/loss.py`) four; and a block of logits in 16 bits has been
   freed. `ColwiseParallel` gathers the head's input, which autograd keeps. Eager, it keeps what `silu` and `repeat_kv`
   of `models/llama3/model/model.py` make, and inputs of experts before they are weighted (`models/moe/moe.py`);
+- **loss in chunks**: `CEWithChunkedOutputLoss` of torchtune's `modules/loss/ce_chunked_output_loss.py` casts an eighth
+  of the logits at a time to single precision, so that there are logits and their gradients in 16 bits;
 - **internevo**: `_reduce_grads_by_rank` of InternEvo's `solver/optimizer/hybrid_zero_optim.py` flattens buckets of 2^29
   elements, of which two are in flight, `compute_norm` takes single-precision copies of all gradients, `_step` flattens
   and casts; `FSDPadaptOptimizer` copies and casts without flattening. PyTorch's AdamW makes the root of the second
@@ -215,6 +218,7 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
         "deepspeed zero": Habits("weight", 6, keeps_outputs=True, update=_flatten_and_cast),
         "deepspeed bf16": Habits("none", 6, keeps_gradients=True, keeps_outputs=True, update=_sum_in_single),
         "eager": Habits(expands=True),
+        "loss in chunks": Habits(logit_bytes=4),
         "fsdp2": Habits("reduced", 4),
         "fsdp2 eager loss": Habits("reduced", 12, 16),
         "fsdp2 eager": Habits("reduced", 12, 16, expands=True),
@@ -345,7 +349,8 @@ def fullest_moments(place: Place, memory: str, *, fused_loss: bool = False) -> F
         return _in_streams(place, habits)
     moments: Iterable[tuple[float, float]]
     if habits.new_gradient in ("unit", "reduced"):
-        at_loss = (place.at_loss_bytes, (HABITS[""].logit_bytes - LOGIT_BYTES) * place.num_logits)
+        of_loss = habits if habits.new_gradient == "unit" else HABITS[""]
+        at_loss = (place.at_loss_bytes, (of_loss.logit_bytes - LOGIT_BYTES) * place.num_logits)
         moments = [(place.peak_bytes, 0.0), *([at_loss] if place.num_logits else [])]
     elif habits.new_gradient == "all":
         moments = _until_its_end(place, habits)

@@ -289,6 +289,11 @@ def test_torchtitan_keeps_weights_that_are_not_in_shards_as_they_are_counted() -
     assert plain.allocated_bytes == of_fsdp("", world_size=1).allocated_bytes > shards.allocated_bytes
 
 
+def test_a_loss_in_chunks_has_logits_and_their_gradients_in_16_bits() -> None:
+    whole, chunks = (of_fsdp(memory, world_size=1) for memory in ("", "loss in chunks"))
+    assert 0 < whole.allocated_bytes - chunks.allocated_bytes <= 8 * VOCABULARY * 8 * TOKENS
+
+
 def test_stages_of_deepspeed_keep_what_they_have_sent() -> None:
     model = replace(MODEL, num_layers=8, vocab_size=512, seq_len=4 * TOKENS)  # so that the first stage is the fullest
     platform = replace(find_platform("bloom"), memory="deepspeed zero")
