@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from minitrain.cli.failures import FAILED
@@ -400,6 +401,8 @@ def reset(n: Which, *, dir: Here = HERE, exercises: Exercises = None) -> None:
 
 Seed = Annotated[str | None, typer.Option(envvar="MINITRAIN_SEED")]
 _EVERY_S = 2.0
+_ROOMY = 100
+"""Characters of a terminal whose tables have room for reasons; in narrower ones, these have lines of their own."""
 
 
 def _with_seed(exercises: Sequence[Exercise], seed: str | None) -> list[Exercise]:
@@ -423,6 +426,7 @@ def grade_files(
     seed: Seed = None,
     results: Path | None = None,
     roster: Path | None = None,
+    html: Path | None = None,
 ) -> None:
     """Grade submissions on public and hidden sizes; the exit code is 0 for full marks everywhere.
 
@@ -440,8 +444,10 @@ def grade_files(
         seed (TEXT): A secret of yours, from which the hidden sizes are drawn; those that everybody can read by default.
         results (FILE): Keep each grade in FILE as it is known, and do not grade again what is there unchanged.
         roster (FILE.csv): Print this table of students, as Canvas, Moodle or Gradescope export it, with the scores.
+        html (PAGE): Write a page of the class, and what ranks did of each submission graded now, in a folder beside it.
     """
-    from minitrain.learn.classes import FORMATS, grade_all  # noqa: PLC0415  (they take time to import)
+    from minitrain.cli.options import require_file  # noqa: PLC0415
+    from minitrain.learn.classes import FORMATS, grade_all, write_class_page  # noqa: PLC0415  (they take time to import)
     from minitrain.learn.sandbox import Limits  # noqa: PLC0415
     from minitrain.learn.submissions import find_submissions  # noqa: PLC0415
     from minitrain.search.sweeps.sweep import read_rows, writing  # noqa: PLC0415
@@ -452,10 +458,16 @@ def grade_files(
     known = _with_seed([load(exercise, exercises)] if exercise else all_exercises(exercises), seed)
     found = find_submissions(places, known, exercise=known[0] if exercise else None, together=together)
     limits = Limits(seconds=seconds, isolation=isolation)
+    require_file("--html", html)
+    drawn = html and html.with_name(f"{html.stem}_pictures")
     known_rows = read_rows(results) if results else {}
     with Progress() as progress, writing(results) as keep:
         say = _Countdown(progress, len(found))
-        rows: Sequence[Row] = grade_all(found, limits=limits, workers=jobs, progress=say, known=known_rows, keep=keep)
+        rows: Sequence[Row] = grade_all(
+            found, limits=limits, workers=jobs, progress=say, known=known_rows, keep=keep, pictures=drawn
+        )
+    if html is not None:
+        print(f"wrote {write_class_page(rows, html)}", file=sys.stderr)
     if roster is not None:
         _print_roster(roster, rows)
     else:
@@ -477,8 +489,15 @@ def _require_that_no_file_is_an_option(arguments: Sequence[str]) -> None:
 
 def _print_report(report: Any, rows: Sequence[Row]) -> None:
     """Print a report; below a table, what kept submissions apart, and which are alike."""
-    print_table(report) if isinstance(report, Table) else print(report)
-    if isinstance(report, Table):
+    if not isinstance(report, Table):
+        print(report)
+    else:
+        told = []
+        if Console().width < _ROOMY:
+            reasons = report.columns.pop().cells
+            told = [f"{file}: {why}" for file, why in zip(report.columns[0].cells, reasons, strict=True) if str(why)]
+        print_table(report)
+        print_lines(told)
         held = Counter(re.sub(r"uid \d+", "a uid of its own", str(row.grade.isolation)) for row in rows if row.grade)
         print_lines(f"isolation of {count}: {words}" for words, count in sorted(held.items()))
         groups = sorted({tuple(sorted((row.file, *row.alike))) for row in rows if row.alike})

@@ -8,6 +8,7 @@
   and last name), whatever the case, the order and the signs between; else by a number of at least four digits in the
   name, as platforms put into the names of files that they collect; else by the name without its numbers.
 - `write_leaderboard` makes a page of who is how quick: for each exercise those who passed every check.
+- `write_class_page` makes a page of all marks: students by exercises, how they spread, and what fails first.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ import json
 import os
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from statistics import mean, median
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 from minitrain.errors import UsageError
@@ -65,6 +68,7 @@ class Row:
         reason: why it could not be graded.
         student: whose it is; "" where nobody knows.
         alike: submissions of others that are the same but for names, comments and blanks: a hint to look, never a mark.
+        picture: a page with what its ranks did, where one was asked for and there is something to draw.
     """
 
     file: str
@@ -72,6 +76,7 @@ class Row:
     reason: str = ""
     student: str = ""
     alike: Sequence[str] = ()
+    picture: Path | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Return the row, ready for JSON; pictures of a run that failed are not in it."""
@@ -154,6 +159,7 @@ def grade_all(
     progress: Callable[[int, float], None] | None = None,
     known: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     keep: Callable[[str, dict[str, Any]], None] = lambda _key, _row: None,
+    pictures: Path | None = None,
 ) -> list[Row]:
     """Grade submissions side by side, and return their rows in the same order.
 
@@ -164,27 +170,31 @@ def grade_all(
         progress: called after each with how many are done, and the seconds so far.
         known: rows of an earlier grading as `Row.as_dict` has them, by `key_of`; they are not graded again.
         keep: called with key and row of each submission as it is done.
+        pictures: a folder for the picture of each; those of known rows are there if they were asked for then.
 
     Raises:
         UsageError: they cannot be graded at all, since the required isolation is not to be had, for one.
     """
     limits, rows = limits or Limits(), [Row(one.name, reason=one.reason, student=one.student) for one in submissions]
     began, todo = time.monotonic(), {}
-    for place, one in enumerate(submissions):
-        key = "" if one.reason else key_of(one, limits)
+    keys = ["" if one.reason else key_of(one, limits) for one in submissions]
+    drawn = [pictures / f"{key}.html" if pictures and key else None for key in keys]
+    for place, (key, one) in enumerate(zip(keys, submissions, strict=True)):
         if key in known:
             rows[place] = replace(Row.of(known[key]), file=one.name, student=one.student)
         elif key:
-            todo[place] = key, one
+            todo[place] = grade_one, one, limits, drawn[place]
     num_done = len(submissions) - len(todo)
-    seated = [(place, one) for place, (_, one) in todo.items()]
-    for done, (place, row) in enumerate(_graded(seated, limits, workers or os.cpu_count() or 1), num_done + 1):
+    for done, (place, row) in enumerate(_graded(todo, workers or os.cpu_count() or 1), num_done + 1):
         rows[place] = replace(row, student=submissions[place].student)
-        keep(todo[place][0], rows[place].as_dict())
+        keep(keys[place], rows[place].as_dict())
         if progress is not None:
             progress(done, time.monotonic() - began)
     others = alike(submissions)
-    return [replace(row, alike=tuple(others.get(row.file, ()))) for row in rows]
+    there = [path if path and path.is_file() else None for path in drawn]
+    return [
+        replace(row, alike=tuple(others.get(row.file, ())), picture=path) for row, path in zip(rows, there, strict=True)
+    ]
 
 
 def key_of(submission: Submission, limits: Limits) -> str:
@@ -199,29 +209,40 @@ def key_of(submission: Submission, limits: Limits) -> str:
     return digest.hexdigest()[:32]
 
 
-def _graded(todo: Sequence[tuple[int, Submission]], limits: Limits, workers: int) -> Iterator[tuple[int, Row]]:
+def _graded(todo: Mapping[int, tuple[Any, ...]], workers: int) -> Iterator[tuple[int, Row]]:
     """Yield places and rows as they are done.
 
     What a submission did is judged in a process that may need more time or memory than there is. Then only its own row
     is lost: each process judges one submission after the other.
     """
-    calls = ((place, (grade_one, submission, limits)) for place, submission in todo)
-    submissions = dict(todo)
     with contextlib.closing(WorkerProcesses(workers, MOST_MEMORY, _RECYCLED_AFTER)) as processes:
-        for place, outcome in processes.outcomes(calls):
+        for place, outcome in processes.outcomes(todo.items()):
             is_lost = isinstance(outcome.error, WorkerEndedError) and outcome.is_begun
-            yield place, Row(submissions[place].name, reason=_KILLED) if is_lost else outcome.get()
+            yield place, Row(todo[place][1].name, reason=_KILLED) if is_lost else outcome.get()
 
 
-def grade_one(submission: Submission, limits: Limits) -> Row:
+def grade_one(submission: Submission, limits: Limits, picture: Path | None = None) -> Row:
     """Grade a submission, whatever comes of it.
+
+    Args:
+        submission: what was handed in.
+        limits: of its processes.
+        picture: a page for what its ranks did, if there is something to draw.
 
     Raises:
         UsageError: nothing can be graded so.
     """
     assert submission.exercise is not None  # those without have a reason
     try:
-        found = grade(submission.path, submission.exercise, limits=limits, beside=submission.beside)
+        keep_run = picture is not None
+        found = grade(submission.path, submission.exercise, limits=limits, beside=submission.beside, keep_run=keep_run)
+        if picture is not None:
+            from minitrain.learn.picture import write_picture  # noqa: PLC0415  (only where somebody looks)
+
+            write_picture(found, submission.exercise, picture)
+            found = replace(
+                found, drawn_run=None, drawn_case=None, asked=None
+            )  # which would go from process to process
     except UsageError:
         raise
     except MemoryError:
@@ -420,6 +441,98 @@ def write_leaderboard(folder: Path, path: Path) -> Path:
     return write_words(path, "Leaderboard", body)
 
 
+_BINS = (0, 1, 20, 40, 60, 80, 100)
+_BAR = '<rect x="{x}" y="{y:.1f}" width="12" height="{height:.1f}"><title>{title}</title></rect>'
+_STYLE = """<style>.class td{min-width:0!important;padding:3px 7px}.class .why{text-align:left;white-space:normal}
+.class a{color:inherit}.class rect{fill:#57a0d3}.class th{padding:3px 7px}</style>"""
+
+
+def write_class_page(rows: Sequence[Row], path: Path) -> Path:
+    """Write a page of a class: students by exercises, how marks spread, what fails first, and what was not graded.
+
+    Args:
+        rows: the class; marks lead to the pictures that they have.
+        path: of the page.
+    """
+    from minitrain.view.page import write_words  # noqa: PLC0415  (only where a page is wanted)
+
+    best, odd = _best_rows(rows), [row for row in rows if row.grade is None]
+    exercises = sorted({exercise for of_student in best.values() for exercise in of_student})
+    facts = (len(best), "students"), (len(exercises), "exercises"), (len(rows), "submissions"), (len(odd), "not graded")
+    heads = ["student", *exercises, "total"]
+    lines = [
+        [
+            html.escape(student),
+            *(_mark(of_student.get(name), path) for name in exercises),
+            str(sum(row.score for row in of_student.values())),
+        ]
+        for student, of_student in sorted(best.items())
+    ]
+    marks = {name: [found[name].score for found in best.values() if name in found] for name in exercises}
+    spread = [
+        [
+            html.escape(name),
+            *(f"{figure:.0f}" for figure in (len(scores), scores.count(100), mean(scores), median(scores))),
+            _histogram(scores),
+            _first_failures([of_student.get(name) for of_student in best.values()]),
+        ]
+        for name, scores in marks.items()
+    ]
+    body = _STYLE + _table(["exercise", "handed in", "full marks", "mean", "median", "spread", "fails first"], spread)
+    body += "<h2>Marks: the best of each student; a mark leads to its picture</h2>" + _table(heads, lines)
+    if odd:
+        told = [[html.escape(one_line(row.file)), f'<div class="why">{html.escape(row.failure)}</div>'] for row in odd]
+        body += "<h2>Not graded</h2>" + _table(["file", "reason"], told)
+    return write_words(path, "Marks of a class", body, [f"{number} {what}" for number, what in facts])
+
+
+def _best_rows(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
+    """Return for each student the best submission to each exercise; none of what could not be graded."""
+    best: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        of_student = best.setdefault(row.student or row.file, {})
+        if row.grade and (row.exercise not in of_student or row.score > of_student[row.exercise].score):
+            of_student[row.exercise] = row
+    return best
+
+
+def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return cells of HTML as a table."""
+    head = "".join(f"<th>{html.escape(each)}</th>" for each in heads)
+    body = "".join(f"<tr>{''.join(c if c[:3] == '<td' else f'<td>{c}</td>' for c in cells)}</tr>" for cells in lines)
+    return f'<div class="wide"><table class="class"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _mark(row: Row | None, page: Path) -> str:
+    """Return a mark, the redder the lower, with what failed first; it leads to its picture."""
+    if row is None:
+        return "<td></td>"
+    mark = f"{row.score}"
+    if row.picture is not None:
+        mark = f'<a href="{quote(os.path.relpath(row.picture, page.parent))}">{mark}</a>'
+    color = f"color-mix(in srgb, #2da44e {row.score}%, #d1242f)"
+    said = html.escape(row.failure or "passed every check")
+    return f'<td style="background:color-mix(in srgb, {color} 25%, transparent)" title="{said}">{mark}</td>'
+
+
+def _histogram(scores: Sequence[int]) -> str:
+    """Return bars: how many have no marks, fewer than 20, 40 ..., and full marks."""
+    ends = (*_BINS[1:], 101)
+    counts = [sum(first <= score < end for score in scores) for first, end in zip(_BINS, ends, strict=True)]
+    bars = (
+        _BAR.format(x=15 * place, y=24 * (1 - count / max(counts)), height=24 * count / max(counts), title=title)
+        for place, (count, first, end) in enumerate(zip(counts, _BINS, ends, strict=True))
+        for title in [f"{count} have {first if end - first == 1 else f'{first} to {end - 1}'}"]
+    )
+    return f'<svg width="105" height="25" role="img" style="border-bottom:1px solid">{"".join(bars)}</svg>'
+
+
+def _first_failures(rows: Sequence[Row | None]) -> str:
+    """Return which checks fail first, the most frequent one first."""
+    failed = Counter(row.grade.failures[0].name for row in rows if row and row.grade and row.grade.failures)
+    return f'<td style="white-space:nowrap">{", ".join(f"{name} {count}" for name, count in failed.most_common())}</td>'
+
+
 _COLUMNS = ("student", "file", "exercise", "score", "max_score", "seconds", "first_failure", "isolation", "alike")
 
 
@@ -470,14 +583,11 @@ def as_csv(rows: Sequence[Row]) -> str:
 
 def as_gradebook(rows: Sequence[Row]) -> str:
     """Return one line a student, with the best score of each exercise, as CSV; what was not handed in is empty."""
-    best: dict[str, dict[str, int]] = {}
+    best = {student: {name: row.score for name, row in found.items()} for student, found in _best_rows(rows).items()}
     reasons: dict[str, list[str]] = {}
     for row in rows:
-        scores = best.setdefault(row.student or row.file, {})
         if row.grade is None:
             reasons.setdefault(row.student or row.file, []).append(f"{Path(row.file).name}: {row.failure}")
-        else:
-            scores[row.exercise] = max(row.score, scores.get(row.exercise, 0))
     exercises = sorted({exercise for scores in best.values() for exercise in scores})
     written = io.StringIO()
     writer = csv.writer(written, lineterminator="\n")

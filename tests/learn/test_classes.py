@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -19,7 +20,17 @@ from typer.testing import CliRunner, Result
 from minitrain.cli import app
 from minitrain.errors import UsageError
 from minitrain.learn import Grade, load_exercise, shipped_exercises
-from minitrain.learn.classes import MOST_MEMORY, Row, as_csv, as_table, grade_all, grade_one, key_of
+from minitrain.learn.classes import (
+    MOST_MEMORY,
+    Row,
+    as_csv,
+    as_table,
+    grade_all,
+    grade_one,
+    key_of,
+    write_class_page,
+)
+from minitrain.learn.exercise import CHECKS, CheckResult
 from minitrain.learn.isolation import Isolation
 from minitrain.learn.sandbox import LONGEST_SOURCE, Limits, own_name, upload_of
 from minitrain.learn.submissions import find_submissions, fingerprint, imported
@@ -355,8 +366,13 @@ def learn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Learn:
 def test_grade_prints_a_table_of_a_class(learn: Learn) -> None:
     write(Path("class"), {"02_a.py": DDP, "essay.txt": "text"})
     kept = ("--results", "rows.jsonl")  # graded once
-    result = learn("class", "--jobs", "1", *kept)
+    result = learn("class", "--jobs", "1", "--html", "marks.html", *kept)
     assert result.exit_code == 1
+    page = Path("marks.html").read_text()
+    (picture,) = re.findall(r'<a href="(marks_pictures/\w+.html)">100</a>', page)
+    assert '"name":"Expected"' in Path(picture).read_text()
+    assert "essay.txt" in page
+    assert result.stderr.endswith("wrote marks.html\n")
     assert [word for word in ("02_a.py", "100", "essay.txt", "it is no Python") if word not in result.stdout] == []
     found = json.loads(learn("class", "--format", "json", *kept).stdout)
     assert [(one["file"], one["score"]) for one in found] == [("02_a.py", 100), ("essay.txt", 0)]
@@ -364,6 +380,43 @@ def test_grade_prints_a_table_of_a_class(learn: Learn) -> None:
     text = learn("class", "--format", "text", *kept).stdout
     assert "02_a.py\n02_ddp: 100 of 100" in text
     assert "essay.txt: not graded\n  it is no Python file" in text
+
+
+def test_a_page_of_a_class_has_the_best_marks_of_each_student_and_how_they_spread(tmp_path: Path) -> None:
+    def row(student: str, failed: str = "", exercise: str = "02_ddp", **more: Any) -> Row:
+        checks = [
+            CheckResult(name, "failed" if name == failed else "passed", "<no>" if failed else "") for name in CHECKS
+        ]
+        return Row(f"{student}/{exercise}.py", Grade(exercise, checks, 0.1), student=student, **more)
+
+    rows = [row("<bob>", "laws"), row("<bob>", "memory"), row("alice", picture=tmp_path / "class #1" / "a.html")]
+    rows += [row("alice", exercise="05_zero3"), Row("essay.txt", reason="it is no Python file", student="carol")]
+    page = write_class_page(rows, tmp_path / "marks.html").read_text()
+    assert [*re.findall(r"<tr><td>(&lt;bob&gt;|alice|carol)</td>.*?<td>(\d+)</td></tr>", page)] == [
+        ("&lt;bob&gt;", "80"),
+        ("alice", "200"),
+        ("carol", "0"),
+    ]
+    assert '<a href="class%20%231/a.html">100</a>' in page
+    spread = page[page.index("<td>02_ddp") : page.index("<td>05_zero3")]
+    assert spread.startswith("<td>02_ddp</td><td>2</td><td>1</td><td>90</td><td>90</td>")
+    assert re.findall(r"<title>(.*?)</title>", spread)[-3:] == ["0 have 60 to 79", "1 have 80 to 99", "1 have 100"]
+    assert ">memory 1</td>" in spread
+    assert "<td>essay.txt</td>" in page
+    assert "<no>" not in page
+    assert "<bob>" not in page
+
+
+@pytest.mark.parametrize(("width", "parted"), [(60, True), (120, False)])
+def test_reasons_have_lines_of_their_own_in_a_narrow_terminal(
+    learn: Learn, monkeypatch: pytest.MonkeyPatch, width: int, *, parted: bool
+) -> None:
+    write(Path("class"), {"a_long_name_of_a_file.txt": "text", "essay.txt": "text"})
+    monkeypatch.setenv("COLUMNS", f"{width}")
+    lines = learn("class").stdout.splitlines()
+    assert len(lines) == (5 if parted else 3)
+    assert any(line.split()[:2] == ["a_long_name_of_a_file.txt", "-"] for line in lines)
+    assert ("essay.txt: it is no Python file" in lines[-1]) is parted
 
 
 @pytest.mark.slow
