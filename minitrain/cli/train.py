@@ -79,6 +79,7 @@ def train(
     backend: str = next(iter(BACKENDS)),
     checkpoints: Path | None = None,
     checkpoint_every: int = 10,
+    keep_latest_k: int = 10,
     patience: float = 5.0,
     force: bool = False,
     against: str | None = None,
@@ -107,6 +108,7 @@ def train(
         backend (NAME): Of torch.distributed: gloo, on CPUs, or nccl, on NVIDIA GPUs, one a rank.
         checkpoints (FOLDER): Write checkpoints there, and go on from the newest.
         checkpoint_every (N): Steps from checkpoint to checkpoint.
+        keep_latest_k (N): Checkpoints that are kept, the newest ones; all if 0.
         patience (S): How long a rank may do nothing between two operations.
         force: Start even if this machine has too few cores or too little free memory.
         against (RUN): Say where the gap to another run comes from: predicted, for the simulated step, or a saved run.
@@ -155,6 +157,7 @@ def train(
                 backend=backend,
                 checkpoints=checkpoints,
                 checkpoint_every=checkpoint_every,
+                keep_latest_k=keep_latest_k,
                 patience=patience,
                 force=force,
                 watch=watch,

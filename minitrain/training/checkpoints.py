@@ -42,11 +42,13 @@ class Checkpoints:
         folder: of all checkpoints.
         every: after how many steps one is written; the last step's always is.
         facts: what a run must have in common with the one that it goes on from: workload, layers, batch ...
+        keep_latest_k: how many are kept; all of them if 0.
     """
 
     folder: Path
     every: int
     facts: Mapping[str, Any]
+    keep_latest_k: int = 10
 
     def is_due(self, num_steps: int, last: int) -> bool:
         """Return whether the state after so many steps is to be written."""
@@ -96,7 +98,7 @@ class Checkpoints:
         return steps, folder
 
     def save(self, num_steps: int, carried: Mapping[int | str, tuple[Flat, Flat]], rank: int) -> None:
-        """Write the state after so many steps; all ranks call it.
+        """Write the state after so many steps, and remove what is no longer to be kept; all ranks call it.
 
         Raises:
             UsageError: it cannot be written; then nothing of it stays.
@@ -120,6 +122,10 @@ class Checkpoints:
             text = json.dumps({"steps": num_steps, **self.facts}, indent=2)
             with _telling(folder):
                 write_text(folder / _LAST_FILE, [text, "\n"])
+            whole = sorted(self.folder.glob(f"step-*/{_LAST_FILE}"))
+            for last_file in whole[: -self.keep_latest_k] if self.keep_latest_k else ():
+                last_file.unlink()  # first, so that it is never taken for whole
+                shutil.rmtree(last_file.parent, ignore_errors=True)
 
     def latest(self, program: RankProgram, net: Net) -> tuple[dict[int | str, tuple[Flat, Flat]], int]:
         """Return the state of the newest checkpoint as far as a rank needs it, and its number of steps.

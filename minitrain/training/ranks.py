@@ -67,6 +67,7 @@ class Training:
     folder: Any
     checkpoint_every: int
     compiles: bool = False
+    keep_latest_k: int = 10
 
     @cached_property
     def net(self) -> Callable[..., Net]:
@@ -145,7 +146,7 @@ class Training:
             "seed": self.seed,
             "dtype": self.dtype,
         }
-        return Checkpoints(Path(self.folder), self.checkpoint_every, facts)
+        return Checkpoints(Path(self.folder), self.checkpoint_every, facts, self.keep_latest_k)
 
     def require_work(self, num_here: int) -> None:
         """Require that it is known what is trained and where, and that a run that goes on has something to do.

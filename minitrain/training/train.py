@@ -62,6 +62,7 @@ def train(
     numerics: Problem | TransformerProblem | str | None = None,
     checkpoints: StrPath | None = None,
     checkpoint_every: int = 10,
+    keep_latest_k: int = 10,
     patience: float = 5.0,
     force: bool = False,
     watch: Watch | None = None,
@@ -92,6 +93,7 @@ def train(
         numerics: train on the numbers of a proof instead, as for `simulate`.
         checkpoints: a folder for checkpoints; a run goes on from the newest there.
         checkpoint_every: after how many steps one is written; the last step's always is.
+        keep_latest_k: how many checkpoints are kept, the newest ones; all if 0.
         patience: how long a rank may do nothing between two operations, s; up to four times that on a busy machine.
         force: start even if this machine has too few cores or too little free memory.
         watch: called after each step.
@@ -108,6 +110,7 @@ def train(
     """
     for name, value in {"steps": steps, "checkpoint_every": checkpoint_every}.items():
         require_count(name, value)
+    require_count("keep_latest_k", keep_latest_k, 0)
     require_number("patience", patience, " of seconds")
     _require_word("backend", backend, BACKENDS)
     _require_word("dtype", dtype, DATATYPES)
@@ -152,6 +155,7 @@ def train(
         numerics=numerics,
         folder=checkpoints,
         checkpoint_every=checkpoint_every,
+        keep_latest_k=keep_latest_k,
     )
     num_here = int(os.environ["LOCAL_WORLD_SIZE"]) if started else world_size
     training.require_work(num_here)

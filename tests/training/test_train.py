@@ -93,6 +93,17 @@ def test_a_run_that_was_killed_goes_on_to_the_same_losses(tmp_path: Path) -> Non
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize(("keep", "steps"), [(2, [4, 5]), (0, [1, 2, 3, 4, 5])])
+def test_the_latest_checkpoints_are_kept_and_those_of_other_things_left_alone(
+    tmp_path: Path, keep: int, steps: list[int]
+) -> None:
+    (tmp_path / "step-notes").mkdir()
+    mt.train("ddp", world_size=2, steps=5, checkpoints=tmp_path, checkpoint_every=1, keep_latest_k=keep)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*(f"step-{n:08}" for n in steps), "step-notes"]
+    gone_on = mt.train("ddp", world_size=2, steps=6, checkpoints=tmp_path, checkpoint_every=1, keep_latest_k=keep)
+    assert gone_on.first_step == 5
+
+
 def test_another_strategy_goes_on_from_the_same_checkpoint(tmp_path: Path) -> None:
     mt.train("zero3", world_size=2, steps=4, checkpoints=tmp_path, dtype="float64")
     ddp = mt.train("ddp", world_size=4, steps=8, checkpoints=tmp_path, dtype="float64")
@@ -162,6 +173,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         ({"steps": 0}, "steps"),
         ({"patience": math.nan}, "patience must be a positive number of seconds, got nan"),
         ({"data": "/no/such/file"}, "No such file"),
+        ({"keep_latest_k": -1}, "keep_latest_k must be an integer of at least 0, got -1"),
         ({"checkpoints": "/dev/null/no"}, "checkpoints cannot be written into /dev/null/no: Not a directory"),
         ({"data": ["short"]}, "at least 64 bytes to learn from, got 5"),
         ({"workload": "dense"}, "real processes train dense layers and transformers"),
