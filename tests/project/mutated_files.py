@@ -28,7 +28,6 @@ from minitrain.machine.platforms import Platform
 from minitrain.machine.profiler_traces import TracedLayers
 from minitrain.run.contributions import Contribution
 from minitrain.run.strategy_loading import load_strategy
-from minitrain.search.planning.planner import saved_plan
 from minitrain.search.sweeps.sweep import read_rows, writing
 from minitrain.search.tuning.findings import of_calculon
 from minitrain.tensors.expert_load import as_imbalance, expert_load
@@ -58,10 +57,6 @@ CONTRIBUTION = {
     "strategy": "ddp", "world_size": 2, "num_layers": 4, "global_batch_size": 64, "workload": "rows:512",
     "hardware": "", "digest": "0", "backend": "gloo", "machine": {"machine": "a machine"}, "versions": {},
     "step_times_s": [9.0, 1.0], "losses": [1.0], "peak_memory_bytes": 1e6, "memory_by_kind": {},
-}  # fmt: skip
-PLAN = {
-    "format": "minitrain-plan", "strategy": "ddp", "options": {}, "world_size": 2, "groups": ["new"],
-    "power_caps_watts": {"new": 500.0}, "samples": [1, 1], "layers": [], "microbatch_sizes": [],
 }  # fmt: skip
 EXECUTION = {
     "num_procs": 8, "tensor_par": 2, "pipeline_par": 2, "data_par": 2, "batch_size": 16, "microbatch_size": 1,
@@ -155,12 +150,6 @@ def _newest(path: Path) -> Any:
     return Checkpoints(path.parent, 1, {"world_size": 2}).newest()
 
 
-def _planned(path: Path) -> Any:
-    """Simulate a plan."""
-    cluster = mt.Cluster([mt.Devices("h100_80g_nvl8", 2, name="new")])
-    return saved_plan(path, cluster, num_layers=2, global_batch_size=2)
-
-
 def _routed(path: Path) -> Any:
     """Return what experts get."""
     return [expert_load(2, 1, imbalance=as_imbalance(str(path), layer, (0, 1))) for layer in (0, 1)]
@@ -194,7 +183,6 @@ def readers(folder: Path) -> dict[str, Reader]:
                                    "target_modules": ["q_proj"]}), mt.read_lora),
         "recipe": Reader("recipe.toml", RECIPE, read_recipe),
         "schedule": Reader("schedule.csv", mt.schedules.gpipe(2, 2).to_csv(), lambda path: load_strategy(str(path))),
-        "plan": Reader("plan.json", _as_json(PLAN), _planned),
         "execution of Calculon": Reader("execution.json", _as_json(EXECUTION), of_calculon),
         "rows of a sweep": Reader("rows.jsonl", _rows(folder / "rows.jsonl"), read_rows),
         "table of validate": Reader("table.csv", TABLE, _table),

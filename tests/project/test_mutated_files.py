@@ -52,11 +52,11 @@ VERDICTS: dict[str, set[str]] = {
     "zero": OPAQUE | {"budgets", "calibration", "checkpoint", "measured run", "scenario"},
     "29 digits": OPAQUE
     | {"adapters of PEFT", "budgets", "calibration", "checkpoint", "execution of Calculon", "hardware config"}
-    | {"measured run", "plan"}
+    | {"measured run"}
     | {"model of Hugging Face", "models of the platform", "scenario"},
     "true for a number": OPAQUE,
     "text for a number": OPAQUE,
-    "null for a number": OPAQUE | {"model of Hugging Face", "plan"},  # where nothing may be said
+    "null for a number": OPAQUE | {"model of Hugging Face"},  # where nothing may be said
     "a list for a number": OPAQUE,
     "an object for a number": OPAQUE,
     "a folder": {"budgets", "hidden sizes"},  # which an exercise may lack
@@ -66,7 +66,7 @@ VERDICTS: dict[str, set[str]] = {
 }
 KINDS = [
     "hardware config", "cluster", "calibration", "platform", "measurements", "models of the platform", "scenario",
-    "trace", "model of Hugging Face", "adapters of PEFT", "recipe", "schedule", "plan", "execution of Calculon",
+    "trace", "model of Hugging Face", "adapters of PEFT", "recipe", "schedule", "execution of Calculon",
     "rows of a sweep", "table of validate", "run file", "measured run", "checkpoint", "exercise", "hidden sizes",
     "budgets", "prices", "documents", "loads of experts", "students", "notebook",
 ]  # fmt: skip

@@ -25,15 +25,14 @@ import html
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from math import inf
 from pathlib import Path
-from typing import Any, Literal, NotRequired
-
-from typing_extensions import TypedDict
+from typing import Any
 
 from minitrain.engine.semantics import Shares
 from minitrain.errors import MinitrainError, UsageError, require_count, typed, typed_methods
-from minitrain.files import StrPath, read_json, write_text
+from minitrain.files import StrPath, write_text
 from minitrain.machine import load_config
 from minitrain.machine.cluster import Cluster
 from minitrain.machine.device_groups import require_positive
@@ -51,27 +50,6 @@ from minitrain.workloads.workload import Recompute, as_recompute
 SIMULATED, REFINED = "simulated", "refined"
 """The reasons of candidates that fit into memory."""
 _VERDICTS_SHOWN = 8
-
-
-class _PlanFile(TypedDict):
-    """What `Plan.save` writes; its figures are not read again."""
-
-    format: Literal["minitrain-plan"]
-    strategy: str
-    options: dict[str, Any]
-    world_size: int
-    groups: list[str]
-    power_caps_watts: dict[str, float | None]
-    samples: list[int] | None
-    layers: list[int] | None
-    microbatch_sizes: list[int] | None
-    precision: NotRequired[str | None]
-    left_out: NotRequired[Any]
-    step_time_s: NotRequired[Any]
-    mfu: NotRequired[Any]
-    priced_by: NotRequired[Any]
-    sureness: NotRequired[Any]
-    num_considered: NotRequired[Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +143,7 @@ class Plan:
         }
 
     def save(self, path: StrPath) -> None:
-        """Write the plan as JSON, for `saved_plan` with the same cluster and step."""
+        """Write the plan as JSON: its summary."""
         write_text(Path(path), [json.dumps({"format": "minitrain-plan", **self.summary()}, indent=2), "\n"])
 
     def write_html(self, path: StrPath, include_plotlyjs: bool | str = True) -> Path:
@@ -218,41 +196,6 @@ class Plan:
         return f"<pre>{html.escape(self.explain())}</pre>"
 
 
-def saved_plan(path: StrPath, cluster: Cluster, precisions: Any = None, **step: Any) -> Run:
-    """Simulate a plan that `Plan.save` wrote.
-
-    Args:
-        path: the file.
-        cluster: the cluster that the plan was made for.
-        precisions: those that the plan could choose from; needed where one has no name of its own.
-        step: what is trained, as for `plan`.
-
-    Raises:
-        UsageError: the file cannot be read, or is none of a plan.
-    """
-    found = _read(path)
-    used = cluster.part(found["groups"])
-    for group, watts in found["power_caps_watts"].items():
-        used = used.changed(group, power_cap_watts=watts)
-    name = found.get("precision")
-    choices = steps_by_precision(step, precisions or (None if name is None else [name]), cluster)
-    trained = next((each for precision, each in choices if (precision and precision.name) == name), step)
-    given = {name: found[name] for name in ("samples", "layers", "microbatch_sizes") if found[name]}
-    shares = Shares(**given) if given else None
-    return simulate(
-        found["strategy"], hardware=used, world_size=found["world_size"], shares=shares, **trained, **found["options"]
-    )
-
-
-def _read(path: StrPath) -> _PlanFile:
-    """Return what a file says of a plan."""
-    try:
-        plan: _PlanFile = read_json(Path(path), _PlanFile, what="plan")
-    except (OSError, ValueError) as error:
-        raise UsageError(f"the plan {path} cannot be read: {error}; write it with plan.save()") from error
-    return plan
-
-
 def _row_said(verdict: Verdict, best_s: float) -> str:
     """Say the outcome of a candidate."""
     if verdict.step_time is None:
@@ -288,13 +231,8 @@ def _in_runs(shares: Shares) -> str:
 
 def _runs_of(counts: Sequence[int]) -> list[str]:
     """Return counts, equal neighbours as "2 x 46"."""
-    found: list[list[int]] = []
-    for count in counts:
-        if found and found[-1][1] == count:
-            found[-1][0] += 1
-        else:
-            found.append([1, count])
-    return [f"{number} x {count}" if number > 1 else str(count) for number, count in found]
+    runs = ((count, len(list(each))) for count, each in groupby(counts))
+    return [f"{number} x {count}" if number > 1 else str(count) for count, number in runs]
 
 
 _SHOWN = 3  # kinds of reason

@@ -16,6 +16,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -201,13 +202,7 @@ def _text(value: Any, field: str) -> str:
         return str(value)
     if field == "window_size":
         return ",".join(map(str, value))
-    runs: list[list[int]] = []
-    for number in value:
-        if runs and runs[-1][0] == number:
-            runs[-1][1] += 1
-        else:
-            runs.append([number, 1])
-    short = "+".join(f"[{number}]*{count}" for number, count in runs)
+    short = "+".join(f"[{number}]*{len(list(each))}" for number, each in groupby(value))
     whole = "[" + ",".join(map(str, value)) + "]"
     return f'"({short})"' if len(short) < len(whole) else f'"{whole}"'
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import product
 from pathlib import Path
@@ -12,7 +13,6 @@ import pytest
 import minitrain as mt
 from minitrain.errors import HardwareConfigError, StrategyError, UsageError
 from minitrain.search.planning.layouts import within_budget
-from minitrain.search.planning.planner import saved_plan
 
 KINDS = ("h100_80g_nvl8", "a100_80g", "v100_32g_nvl8", "l40s_48g_pcie8")
 FAST = mt.Link(200e9, 5e-6)
@@ -141,16 +141,11 @@ def test_a_budget_of_power_goes_where_a_watt_buys_most() -> None:
 def test_a_plan_is_saved_drawn_and_said(tmp_path: Path) -> None:
     found = mt.plan(None, PAIR, num_layers=4, global_batch_size=16)
     found.save(tmp_path / "plan.json")
-    assert saved_plan(tmp_path / "plan.json", PAIR, num_layers=4, global_batch_size=16).step_time == found.step_time
+    assert json.loads((tmp_path / "plan.json").read_text()) == {"format": "minitrain-plan", **found.summary()}
     assert "zero1" in found.write_html(tmp_path / "plan.html", "directory").read_text() or found.strategy != "zero1"
     assert "considered:" in found.explain()
     assert found.strategy in found._repr_html_()
     assert found.summary()["step_time_s"] == found.step_time
-    with pytest.raises(UsageError, match="cannot be read"):
-        saved_plan(tmp_path / "none.json", PAIR)
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"format: expected a value, found nothing"):
-        saved_plan(tmp_path / "other.json", PAIR)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -18,7 +19,6 @@ from minitrain.machine import load_config
 from minitrain.machine.communication_buffers import ESTIMATED_BYTES
 from minitrain.machine.measured_layers import LayerTime
 from minitrain.run.device_memory import CONTEXT_BYTES
-from minitrain.search.planning.planner import saved_plan
 from minitrain.workloads.architecture import PRECISIONS, Precision
 
 FAST = mt.Link(200e9, 5e-6)
@@ -150,9 +150,7 @@ def test_a_datatype_without_a_price_is_named_without_precisions_too() -> None:
 def test_a_plan_in_a_precision_is_saved(tmp_path: Path) -> None:
     found = mt.plan(SMALL, TWO, global_batch_size=16, precisions=["fp16"])
     found.save(tmp_path / "plan.json")
-    assert found.summary()["precision"] == "fp16"
-    again = saved_plan(tmp_path / "plan.json", TWO, workload=SMALL, global_batch_size=16)
-    assert again.step_time == found.step_time
+    assert json.loads((tmp_path / "plan.json").read_text())["precision"] == "fp16"
 
 
 @pytest.mark.parametrize(
