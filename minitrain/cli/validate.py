@@ -17,6 +17,7 @@ from minitrain.evidence.errors_by_table import TableErrors
 from minitrain.files import write_text
 from minitrain.machine.given_durations import LEVEL
 from minitrain.plain_text import printable
+from minitrain.tensors.index_sets import grouped
 from minitrain.view.tables import filled_table, frameless_table
 
 _SKIPPED_SHOWN = 8
@@ -130,9 +131,7 @@ def _row(errors: TableErrors, answered: str) -> tuple[str, ...]:
 
 def _print_skipped(done: mt.Validation) -> None:
     """Print why rows were not simulated and which, the most frequent reasons first; and what was not read of others."""
-    reasons: dict[tuple[str, str], list[str]] = {}
-    for skipped in done.skipped:
-        reasons.setdefault((skipped.table, skipped.reason), []).append(skipped.row_id)
+    reasons = grouped(((skipped.table, skipped.reason), skipped.row_id) for skipped in done.skipped)
     ordered = sorted(reasons.items(), key=lambda item: -len(item[1]))
     if ordered:
         left_out = len(done.skipped)

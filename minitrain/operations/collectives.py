@@ -28,7 +28,7 @@ from minitrain.operations.computations import Looks
 from minitrain.tensors import Activation, ActivationGrad, Sharded, Tensor, WeightGrad, clone
 from minitrain.tensors.compressed import CompressedGrad
 from minitrain.tensors.fields import fields_of
-from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart, ranges, singleton
+from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart, grouped, ranges, singleton
 from minitrain.tensors.kinds import altered, fields_beside
 from minitrain.tensors.placed import (
     COPIES,
@@ -204,9 +204,7 @@ def _brief(value: Any) -> str:
 
 def mismatch(op: str, values: Sequence[Any], ranks: Sequence[int], rule: str) -> CollectiveMismatchError:
     """Return the error that lists what each rank brought, ranks with the same together."""
-    brought: dict[str, list[int]] = {}
-    for rank, value in zip(ranks, values, strict=True):
-        brought.setdefault(describe(value), []).append(rank)
+    brought = grouped(zip(map(describe, values), ranks, strict=True))
     listing = "; ".join(f"{_ranks(who)}: {what}" for what, who in brought.items())
     return CollectiveMismatchError(
         f"all ranks of {op} {rule}; {listing}", op=op, ranks=tuple(ranks), brought=brought, rule=rule

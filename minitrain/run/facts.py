@@ -26,6 +26,7 @@ from minitrain.errors import UsageError
 from minitrain.operations import EventLog
 from minitrain.run.above import above
 from minitrain.run.analysis.labels import duration
+from minitrain.tensors.index_sets import grouped
 from minitrain.workloads.matmul import NOTES, SPECIFIED
 
 if TYPE_CHECKING:
@@ -420,9 +421,7 @@ def _work(run: Any) -> dict[str, int]:
 
 def kinds_of(predictors: RankPredictors) -> tuple[DeviceKind, ...]:
     """Return the kinds of device that the ranks of a run on a cluster have."""
-    ranks: dict[str, list[int]] = {}
-    for rank, name in enumerate(predictors.devices):
-        ranks.setdefault(name, []).append(rank)
+    ranks = grouped((name, rank) for rank, name in enumerate(predictors.devices))
     return tuple(
         DeviceKind(
             group.label,

@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 from minitrain.errors import UsageError
 
 Numbers = frozenset[int]
+K = TypeVar("K")
+V = TypeVar("V")
 
 _MOST_RUNS = 8  # shown by `ranges`
 
@@ -113,6 +115,18 @@ def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
             found[-1] = (found[-1][0], number)
         else:
             found.append((number, number))
+    return found
+
+
+def grouped(pairs: Iterable[tuple[K, V]]) -> dict[K, list[V]]:
+    """Return values by key, in the order in which they come.
+
+    >>> grouped((number % 2, number) for number in range(5))
+    {0: [0, 2, 4], 1: [1, 3]}
+    """
+    found: dict[K, list[V]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
     return found
 
 

@@ -33,6 +33,7 @@ from minitrain.engine.semantics import LocalSteps
 from minitrain.errors import StrategyError, UsageError
 from minitrain.operations import STRIDE
 from minitrain.run.worker_processes import die_with
+from minitrain.tensors.index_sets import grouped
 from minitrain.training.checkpoints import Checkpoints
 from minitrain.training.contents import Flat, key_of
 from minitrain.training.devices import place_of, process_bytes
@@ -273,9 +274,7 @@ def require_one_program(task: Task) -> None:
     dist.all_gather_object(found, dict(task.versions))
     differ = []
     for name in task.versions:
-        ranks: dict[Any, list[int]] = {}
-        for rank, each in enumerate(found):
-            ranks.setdefault(each.get(name), []).append(rank)
+        ranks = grouped((each.get(name), rank) for rank, each in enumerate(found))
         if len(ranks) > 1:
             differ.append(f"{name} {', '.join(f'{value} on ranks {who}' for value, who in ranks.items())}")
     if differ:

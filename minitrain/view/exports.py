@@ -42,7 +42,7 @@ from minitrain.run.analysis.labels import stream_name
 from minitrain.run.analysis.memory_over_time import Journals, curves_by_kind
 from minitrain.run.analysis.retiming import collectives, messages
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline, Trace, as_timeline
-from minitrain.tensors.index_sets import ranges
+from minitrain.tensors.index_sets import grouped, ranges
 from minitrain.view.bars import rows_of
 from minitrain.workloads.matmul import MATMUL_LAYER
 
@@ -383,9 +383,8 @@ def _file(timeline: Timeline, rank: int, tags: Ints) -> Iterator[bytes]:
 def _dependencies(timeline: Timeline, rank: int) -> Iterator[tuple[int, list[int]]]:
     """Yield every event of a rank with those, of the same rank, whose end it waits for."""
     first, end = int(timeline.starts[rank]), int(timeline.starts[rank + 1])
-    awaited: dict[int, list[int]] = {}
-    for event in (first + np.flatnonzero(~timeline.computes[first:end])).tolist():
-        awaited.setdefault(first + int(timeline.awaited[event]), []).append(event)
+    communications = (first + np.flatnonzero(~timeline.computes[first:end])).tolist()
+    awaited = grouped((first + int(timeline.awaited[event]), event) for event in communications)
     gates: list[int] = []
     last_of_stream: dict[int, int] = {}
     for event in range(first, end):

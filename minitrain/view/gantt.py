@@ -31,6 +31,7 @@ from minitrain.run.analysis.memory_over_time import (
 )
 from minitrain.run.analysis.retiming import critical_path, make_graph
 from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Trace, as_timeline
+from minitrain.tensors.index_sets import grouped
 from minitrain.view.bars import (
     COMPUTING,
     EXPOSED,
@@ -552,9 +553,7 @@ def memory_traces(bars: Bars, view: View, unit: float) -> list[Properties]:
 
 def _alike(curves: Sequence[tuple[Floats, Floats]]) -> list[list[int]]:
     """Return the ranks by curve: of curves that cover one another, only the last would be seen."""
-    found: dict[tuple[bytes, bytes], list[int]] = {}
-    for rank, (time, memory) in enumerate(curves):
-        found.setdefault((time.tobytes(), memory.tobytes()), []).append(rank)
+    found = grouped(((time.tobytes(), memory.tobytes()), rank) for rank, (time, memory) in enumerate(curves))
     return list(found.values())
 
 

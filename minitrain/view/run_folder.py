@@ -27,7 +27,7 @@ from minitrain.run.analysis.timeline import Timeline, as_timeline
 from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.run.result import Run
 from minitrain.run.saved_runs import save_run
-from minitrain.tensors.index_sets import ranges
+from minitrain.tensors.index_sets import grouped, ranges
 from minitrain.view.exports import write_chrome_trace
 from minitrain.view.layout import OUT_OF_MEMORY, Delay, LaneUse, Links, View
 from minitrain.view.page import run_picture, write_compare_html, write_html
@@ -212,9 +212,7 @@ def _row(run: Run) -> Mapping[str, str]:
 
 def notes_of_all(comparison: Comparison) -> list[str]:
     """Return what to know of all runs: how their messages are received, and what their layers count as."""
-    names: dict[str | None, list[str]] = {}
-    for run in comparison.succeeded:
-        names.setdefault(run.messages, []).append(run.strategy)
+    names = grouped((run.messages, run.strategy) for run in comparison.succeeded)
     found = [f"messages {text}: {', '.join(names[how])}" for how, text in MESSAGES.items() if how in names]
     return [*(["; ".join(found)] if found else []), *dict.fromkeys(chain(*(run.notes for run in comparison.succeeded)))]
 
@@ -239,9 +237,7 @@ def title_of(comparison: Comparison) -> str:
     runs = comparison.succeeded
     if not runs:
         return "no strategy came to its end"
-    priced: dict[str, list[str]] = {}
-    for run in runs:
-        priced.setdefault(run.priced_by, []).append(run.strategy)
+    priced = grouped((run.priced_by, run.strategy) for run in runs)
     if len(priced) == 1:
         return conditions(runs[0])
     each = "; ".join(f"{', '.join(names)} by {words}" for words, names in priced.items())

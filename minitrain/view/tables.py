@@ -21,6 +21,7 @@ from minitrain.errors import OutOfMemoryError, text_of
 from minitrain.plain_text import printable
 from minitrain.run.analysis.labels import GIB, duration, size
 from minitrain.run.figures import TABLES, FiguresOf
+from minitrain.tensors.index_sets import grouped
 from minitrain.view.run_folder import MESSAGES, communication_text, memory_text, notes_of_all, peak_text, title_of
 
 if TYPE_CHECKING:
@@ -106,10 +107,8 @@ def comparison_notes(comparison: Comparison) -> list[str]:
 
 def _sureness_notes(comparison: Comparison) -> list[str]:
     """Return how sure the step times of transformers are, a line for all strategies of which the same is to be said."""
-    said: dict[str, list[str]] = {}
-    for run in comparison.succeeded:
-        if run.trained_model is not None:
-            said.setdefault(run.sureness, []).append(run.strategy)
+    transformers = (run for run in comparison.succeeded if run.trained_model is not None)
+    said = grouped((run.sureness, run.strategy) for run in transformers)
     return [f"how sure, {', '.join(names)}: {words}" for words, names in said.items()]
 
 

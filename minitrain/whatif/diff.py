@@ -44,6 +44,7 @@ from minitrain.run.analysis.retiming import critical_path, first_events, make_gr
 from minitrain.run.analysis.timeline import NO_LAYER, Bools, Floats, Ints, Timeline
 from minitrain.run.figures import data_frame
 from minitrain.run.result import Run, load_run
+from minitrain.tensors.index_sets import grouped
 
 COMPUTING, BESIDE, SKEW = "computing", "computing beside communication", "skew between ranks"
 LATENCY, BANDWIDTH, TRANSFER = "latency", "bandwidth", "communication"
@@ -473,9 +474,8 @@ def _kind_of_transfer(line: Timeline, event: int) -> Hashable:
 
 def _fitted(line: Timeline, durations: Floats) -> dict[Hashable, tuple[float, float]]:
     """Return latency, s, and s a byte of each kind of transfer that comes in several sizes, by least squares."""
-    found: dict[Hashable, list[int]] = {}
-    for event in np.flatnonzero(~line.computes & ~line.of_types(HOST_MOVES)).tolist():
-        found.setdefault(_kind_of_transfer(line, event), []).append(event)
+    transfers = np.flatnonzero(~line.computes & ~line.of_types(HOST_MOVES)).tolist()
+    found = grouped((_kind_of_transfer(line, event), event) for event in transfers)
     fits = {}
     for kind, events in found.items():
         sizes = line.size_bytes[events]
@@ -487,9 +487,7 @@ def _fitted(line: Timeline, durations: Floats) -> dict[Hashable, tuple[float, fl
 
 def _parts(line: Timeline, shares: Iterable[_Share]) -> list[Part]:
     """Return shares as parts, one for each cause and kind of operation, the largest first."""
-    found: dict[tuple[str, str], list[_Share]] = {}
-    for share in shares:
-        found.setdefault((share.cause, _name_of(line, share.event)), []).append(share)
+    found = grouped(((share.cause, _name_of(line, share.event)), share) for share in shares)
     parts = [
         Part(
             cause,

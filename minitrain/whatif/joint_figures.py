@@ -22,7 +22,8 @@ from minitrain.run.analysis.breakdown import AxisTotal, Meshes, PassTime, axis_f
 from minitrain.run.analysis.timeline import Floats, Ints
 from minitrain.run.figures import FIGURES, FiguresOfStep, over, summary_of, usd_per_hour_of, watts_of
 from minitrain.run.result import Run
-from minitrain.whatif.recorded import Excess, Fleet, Recorded, TimedLog, covered, in_order
+from minitrain.tensors.index_sets import grouped
+from minitrain.whatif.recorded import Fleet, Recorded, TimedLog, covered, in_order
 
 _MOST_NUMBERS = 1 << 22  # in one array: 32 MiB
 
@@ -169,9 +170,8 @@ def excesses_of_devices(
 
 def first_excesses(recorded: Recorded, sizes: Sequence[float | None]) -> list[device_memory.OutOfMemory | None]:
     """Return, for each machine, the first rank's report in time; None where all ranks fit."""
-    by_size: dict[float, list[Excess]] = {}
-    for excess in recorded.excesses:  # ranks ascend, so that the lowest of several at once stays
-        by_size.setdefault(excess.memory.size_bytes, []).append(excess)
+    # ranks ascend, so that the lowest of several at once stays
+    by_size = grouped((excess.memory.size_bytes, excess) for excess in recorded.excesses)
     found: list[device_memory.OutOfMemory | None] = [None] * len(sizes)
     for size_bytes, excesses in by_size.items():
         times = recorded.at([excess.moment for excess in excesses])

@@ -34,6 +34,7 @@ from minitrain.run.rank_tasks import PreparedRun, prepare
 from minitrain.run.result import Run
 from minitrain.run.simulation import PriceKeywords, on_machines, simulate, simulate_async
 from minitrain.run.strategy_loading import Strategy, framework_of
+from minitrain.tensors.index_sets import grouped
 from minitrain.whatif.joint_execution import MachineGroup, execute
 from minitrain.whatif.joint_figures import JointFigures
 from minitrain.whatif.recorded import Machine, Machines
@@ -529,10 +530,7 @@ async def _figures(strategy: str | Strategy, configurations: Configurations, gro
 
 def _notes(groups: Sequence[MachineGroup], num_machines: int) -> list[str]:
     """Return why machines were not executed all at once, a sentence for each reason."""
-    apart: dict[str, list[MachineGroup]] = {}
-    for group in groups:
-        if group.reason is not None:
-            apart.setdefault(group.reason, []).append(group)
+    apart = grouped((group.reason, group) for group in groups if group.reason is not None)
     return [_note(reason, found, num_machines) for reason, found in apart.items()]
 
 

@@ -33,6 +33,7 @@ from minitrain.run.analysis.retiming import Program, RankMoments, retime
 from minitrain.run.analysis.timeline import Bools, Floats, Ints
 from minitrain.run.device_memory import row_of_excess, units_of
 from minitrain.run.result import Run
+from minitrain.tensors.index_sets import grouped
 from minitrain.workloads.workload import Workload
 
 T = TypeVar("T")
@@ -94,10 +95,7 @@ class Machines:
             try:
                 found.append(self._fleet(np.array(places), world_size, workload))
             except UnlikeError as unlike:
-                parts: dict[Hashable, list[int]] = {}
-                for place, label in zip(places, unlike.labels, strict=True):
-                    parts.setdefault(label, []).append(place)
-                pending = [*parts.values(), *pending]
+                pending = [*grouped(zip(unlike.labels, places, strict=True)).values(), *pending]
         return found
 
     def _fleet(self, places: Ints, world_size: int, workload: Workload) -> Fleet:

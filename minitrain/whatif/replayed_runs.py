@@ -43,6 +43,7 @@ from minitrain.operations import (
 )
 from minitrain.run.contention import Meeting, Retiming, TransferPart
 from minitrain.run.facts import require_events
+from minitrain.tensors.index_sets import grouped
 
 if TYPE_CHECKING:
     from simpy import Environment
@@ -130,9 +131,7 @@ class RankRoutes:
 
     def _hierarchical(self, op: str, ranks: Sequence[int], price: Price, outer: Network) -> list[Phase]:
         """Return the phases of the two-level algorithm (see `minitrain.machine.topology`)."""
-        nodes: dict[int, list[int]] = {}
-        for rank in ranks:
-            nodes.setdefault(self.node_of[rank], []).append(rank)
+        nodes = grouped((self.node_of[rank], rank) for rank in ranks)
         local = [nodes[node] for node in sorted(nodes)]
         across = [list(column) for column in zip(*local, strict=False)]  # as many rings as the emptiest node has ranks
         most, least, inner = max(map(len, local)), len(across), self.tiers[0]

@@ -34,6 +34,7 @@ from zlib import crc32
 from minitrain.errors import UsageError, one_of, require_count, require_number, typed
 from minitrain.machine.config import SystemConfig, load_config
 from minitrain.machine.network import Network
+from minitrain.tensors.index_sets import grouped
 
 BITS_PER_BYTE = 8
 GIGA = 1e9
@@ -440,9 +441,7 @@ class ClusterLinks:
             )
         size = self.node_size
         self.node_of = [rank // size for rank in range(world_size)] if placement is None else list(placement)
-        self.nodes: dict[int, list[int]] = {}
-        for rank, node in enumerate(self.node_of):
-            self.nodes.setdefault(node, []).append(rank)
+        self.nodes = grouped((node, rank) for rank, node in enumerate(self.node_of))
         self.placement = placement
         self._ranks = {f"gpu{rank}": rank for rank in range(world_size)}
         self._known_routes: dict[tuple[str, str], tuple[Lane, ...]] = {}

@@ -33,6 +33,7 @@ from minitrain.run.simulation import FailedRun, simulate_async
 from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy, framework_of
 from minitrain.search.sweeps.executors import first_done, workers_of
 from minitrain.search.sweeps.own_processes import TimeLimitError, WorkerLostError, run_within
+from minitrain.tensors.index_sets import grouped
 
 if TYPE_CHECKING:
     from minitrain.run.folding.driver import DivergenceHistory
@@ -345,9 +346,8 @@ async def _rows_of(batch: Batch) -> list[tuple[str, Row]]:
 
 async def _rows_together(configurations: Sequence[Configuration], shared: SharedByBatch) -> list[Row | None]:
     """Return the rows of configurations that were executed together with others; None for the rest."""
-    alike: dict[str | None, list[int]] = {}
-    for place, (strategy, parameters) in enumerate(configurations):
-        alike.setdefault(structure_of(label_of(strategy), parameters), []).append(place)
+    structures = (structure_of(label_of(strategy), parameters) for strategy, parameters in configurations)
+    alike = grouped((structure, place) for place, structure in enumerate(structures))
     rows: list[Row | None] = [None] * len(configurations)
     for structure, places in alike.items():
         if structure is not None and len(places) >= FEWEST:

@@ -49,6 +49,7 @@ from minitrain.run.strategy_loading import (
 from minitrain.search.sweeps.batches import Configuration, Row, Workers, flat, key_of, label_of, run_batches, succeeded
 from minitrain.search.sweeps.executors import require_workers
 from minitrain.search.sweeps.own_processes import require_time_limit
+from minitrain.tensors.index_sets import grouped
 
 S = TypeVar("S")
 
@@ -335,10 +336,7 @@ class SharedOptions:
 
     def notes(self) -> list[str]:
         """Return a sentence for each group of options that some strategies do not have."""
-        labels: dict[tuple[str, ...], list[str]] = {}
-        for label, names in self._without.items():
-            if names:
-                labels.setdefault(tuple(names), []).append(label)
+        labels = grouped((tuple(names), label) for label, names in self._without.items() if names)
         return [_note(names, without) for names, without in labels.items()]
 
 

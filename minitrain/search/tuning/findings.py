@@ -36,6 +36,7 @@ from minitrain.search.tuning.search import (
     ranked,
     row_of,
 )
+from minitrain.tensors.index_sets import grouped
 
 if TYPE_CHECKING:
     from minitrain.workloads.exchange.recipe import Recipe
@@ -278,9 +279,7 @@ class Findings:
 
     def others(self, shown: Iterable[Row]) -> list[str]:
         """Say of each strategy that is not among some rows how many layouts were tried, and how slow the best is."""
-        found: dict[str, list[str]] = {}
-        for row in self.rows:
-            found.setdefault(row["strategy"], []).append(row["status"])
+        found = grouped((row["strategy"], row["status"]) for row in self.rows)
         lines = []
         for strategy in found.keys() - {row["strategy"] for row in shown}:
             of_it, best = found[strategy], next((row for row in self.ranked if row["strategy"] == strategy), None)

@@ -27,6 +27,7 @@ from minitrain.run.folding.microbatches import Microbatches
 from minitrain.run.rank_tasks import declared_by
 from minitrain.run.strategy_loading import choose_strategy
 from minitrain.search.tuning.pieces import EndKey, PassKey, Piece, Pieces, StagePiece, Triple
+from minitrain.tensors.index_sets import grouped
 
 FORWARD, BACKWARD, SEND, RECEIVE, WAIT = range(5)
 LAUNCHED = 5
@@ -408,10 +409,7 @@ class Columns:
         self.width = max(2, self.count)  # numpy adds a single column up in another order
         self.overlaps = self.wide([layout.overlap_replicas for layout in layouts]) > 0
         self.gathers = self.wide([layout.gathers_early for layout in layouts]) > 0
-        by_stages: dict[tuple[range, ...], list[int]] = {}
-        for column, layout in enumerate(layouts):
-            by_stages.setdefault(layout.stages, []).append(column)
-        self.blocks = list(by_stages.items())
+        self.blocks = list(grouped((layout.stages, column) for column, layout in enumerate(layouts)).items())
         self._chains: dict[Any, Floats] = {}
         self._memory: dict[Any, tuple[Floats, Floats]] = {}
         self._figures: dict[tuple[int, ...], Floats] = {}
