@@ -7,6 +7,7 @@ import gc
 import os
 import random
 import shutil
+import sys
 import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator
@@ -33,13 +34,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Grade on machines whose kernel does not hold all; let workers share what proofs compile, in pytest's folder.
+    """Grade on machines whose kernel does not hold all; let processes share what they compile.
 
+    Proofs' programs are kept in pytest's folder, and modules where Python keeps them, also where it was told not to
+    (`PYTHONDONTWRITEBYTECODE`): else each of hundreds of processes compiles the package anew, and workers all tests.
     Where `ci` tests are asked for, Hypothesis tries 40 examples, and where slow ones are, its 100.
     """
     left_out = config.option.markexpr
     settings.load_profile("all" if "not slow" not in left_out else "quick" if "not ci" in left_out else "ci")
     os.environ.setdefault("MINITRAIN_ISOLATION", "auto")
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if find_spec("filelock"):  # without it, JAX lets two workers write a file at once
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.rootpath / ".pytest_cache" / "jax"))
         os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**26))
