@@ -40,7 +40,7 @@ from minitrain.operations.collectives import describe
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight
 from minitrain.tensors.expert_load import ExpertLoad, as_imbalance, expert_load
 from minitrain.tensors.index_sets import ranges, singleton
-from minitrain.tensors.kinds import passage_of
+from minitrain.tensors.kinds import altered, passage_of
 from minitrain.tensors.placed import (
     ExpertGrad,
     ExpertOptState,
@@ -158,7 +158,8 @@ class ExpertComputation(RankState):
         self._keep_for_router(layer, inp, combined=False)
         if not is_again:
             self._routed_copies += experts.num_copies(len(samples), sequence.share)
-            self._dropped_copies += experts.num_copies(len(samples), load.dropped * sequence.share)
+            if load.dropped:
+                self._dropped_copies += experts.num_copies(len(samples), load.dropped * sequence.share)
         return tokens
 
     def _note_repetition(self, layer: int, inp: Activation, mode: PassMode) -> bool:
@@ -191,7 +192,7 @@ class ExpertComputation(RankState):
         _require_pass(self, "combine", layer, inp, outputs, weight)
         _require_all_parts(self, "combine", "outputs", outputs, inp)
         self._record_around("combine", layer, inp)
-        out = self._sized(replace(inp, layer=layer + 1))
+        out = self._sized(altered(inp, layer=layer + 1))
         passage_of(out).made_in = passage_of(inp).mode
         self._keep_for_router(layer, inp, combined=True)
         self._resize(outputs, 0)
@@ -241,7 +242,7 @@ class ExpertComputation(RankState):
         self._record_around("backward_route", layer, inp)
         of_batch = layer, self._num_layers, inp.samples, self._global_batch_size
         weight_grad = RouterGrad(*of_batch, sequence=inp.sequence)
-        return self._sized(weight_grad), self._sized(replace(grad, layer=layer - 1))
+        return self._sized(weight_grad), self._sized(altered(grad, layer=layer - 1))
 
     def _record_around(self, typ: str, layer: int, inp: Activation) -> None:
         """Log a pass that goes before the experts or after them."""

@@ -455,6 +455,12 @@ def _keep_of_attention(model: RankState, layer: int, inp: Any, mode: PassMode) -
     model._resize(keeper, int(elements * UNITS_PER_ELEMENT))
 
 
+@lru_cache(maxsize=256)
+def _keeping_all(mode: PassMode) -> PassMode:
+    """Return a mode without recomputation."""
+    return replace(mode, recompute="none")
+
+
 def hold_core_again(model: RankState, layer: int, inp: Any, keys_values: Any) -> None:
     """Hold what backward computes again of the core of an attention that is taken in steps, until the step is done.
 
@@ -469,7 +475,7 @@ def hold_core_again(model: RankState, layer: int, inp: Any, keys_values: Any) ->
         return
     workload, num_samples = model._runtime_predictor.workload, len(inp.samples)
     share = len(keys_values.sequence.shards) / keys_values.sequence.num_shards
-    whole, kept = (workload.kept_elements(layer, num_samples, each) for each in (replace(mode, recompute="none"), mode))
+    whole, kept = (workload.kept_elements(layer, num_samples, each) for each in (_keeping_all(mode), mode))
     borrowed = int((whole - kept) * share * UNITS_PER_ELEMENT)
     model._meter.grow(borrowed)
     model._meter.grow(-borrowed)
@@ -524,7 +530,7 @@ def units_before(model: RankState, layer: int, inp: Activation, mode: PassMode) 
     if not is_made_again(inp) or not layer:
         return 0
     workload, num_samples = model._runtime_predictor.workload, len(inp.samples)
-    modes = replace(mode, recompute="none"), mode
+    modes = _keeping_all(mode), mode
     whole, kept = (workload.kept_elements(layer - 1, num_samples, each) for each in modes)
     return int((whole - kept) * UNITS_PER_ELEMENT)
 
@@ -592,7 +598,7 @@ def _compute_again(model: RankState, typ: str, layer: int, inp: Activation, mode
     if model._is_uniform:
         return
     workload, num_samples, keeper = model._runtime_predictor.workload, len(inp.samples), _keeper(model, inp)
-    everything = replace(mode, recompute="none")
+    everything = _keeping_all(mode)
     whole = int(workload.kept_elements(layer, num_samples, everything) * UNITS_PER_ELEMENT)
     borrowed = max(0, whole - model._account.units_of(keeper))
     if mode.recompute == "full" and not workload.kept_elements(layer, num_samples, mode):

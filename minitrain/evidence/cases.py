@@ -42,6 +42,7 @@ from minitrain.evidence.shares import workload_of
 from minitrain.machine import load_config
 from minitrain.machine.kernel_device import rates_of
 from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
+from minitrain.operations import PRICE, STREAM, STRIDE, TYP
 from minitrain.operations.event_log import COMPUTE
 from minitrain.run.device_memory import DeviceMemory, device_memory_of
 from minitrain.run.parameters import AUTO
@@ -419,7 +420,8 @@ class Prediction:
     Args:
         seconds: the step time, s.
         terms: what it is made of on the rank that computes longest, s, by the names of `TERMS`.
-        memory: the bytes of the device that is asked for, by what they count: "allocated", "reserved" and "device".
+        memory: the bytes of the device that is asked for, by what they count: "allocated", "reserved" and "device";
+            nothing where the memory is not asked for.
     """
 
     seconds: float
@@ -427,26 +429,29 @@ class Prediction:
     memory: Mapping[str, float]
 
 
-def predict(case: Case, without: Sequence[str] = ()) -> Prediction:
+def predict(case: Case, without: Sequence[str] = (), *, with_memory: bool = True) -> Prediction:
     """Simulate a case.
 
     Args:
         case: the case.
         without: terms of the price to leave out, as for `simulate`.
+        with_memory: whether its memory is asked for, too.
 
     Raises:
         MinitrainError: it cannot be simulated.
     """
     share = case.layout.recomputed_share
     if share < 1:
-        none, every = (predict(_recomputing(case, again), without) for again in ("none", "full"))
+        none, every = (
+            predict(_recomputing(case, again), without, with_memory=with_memory) for again in ("none", "full")
+        )
         return _between(none, every, share)
     num = case.layout.num_microbatches
     few, more = _few(case)
     bare, terms = case.bare(), tuple(without)
     if num <= more or _is_automatic(case):  # orders that are made for all microbatches have no rounds
-        return _step(bare, num, terms)
-    first, second = _step(bare, few, terms), _step(bare, more, terms)
+        return _step(bare, num, terms, with_memory)
+    first, second = (_step(bare, each, terms, with_memory) for each in (few, more))
     rounds = (num - few) / (more - few)
     return Prediction(
         seconds=_extended(first.seconds, second.seconds, rounds),
@@ -495,24 +500,26 @@ def _few(case: Case) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=64)
-def _step(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Prediction:
+def _step(case: Case, num_microbatches: int, without: tuple[str, ...], with_memory: bool = True) -> Prediction:
     """Simulate a step of a case with some microbatches; rows that differ in their number alone share steps."""
     if not _is_automatic(case):
-        return _composed(case, num_microbatches, without) or _predicted(case, _run(case, num_microbatches, without))
+        composed = _composed(case, num_microbatches, without, with_memory)
+        return composed or _predicted(case, _run(case, num_microbatches, without), with_memory)
     costs = _pass_costs(case, without)
-    timed = _made_for(case, costs, num_microbatches, without)
+    timed = _predicted(case, _made_for(case, costs, num_microbatches, without), with_memory=False)
+    if not with_memory:
+        return timed
     held = _made_for(case, (*costs[:4], 1.0), min(num_microbatches, 3 * case.layout.pp), without)  # steady by then
-    return replace(timed, memory=held.memory)
+    return replace(timed, memory=_memory_of_run(case, held))
 
 
-def _made_for(case: Case, costs: tuple[float, ...], num_microbatches: int, without: tuple[str, ...]) -> Prediction:
-    """Return the figures of an automatic order for some costs.
+def _made_for(case: Case, costs: tuple[float, ...], num_microbatches: int, without: tuple[str, ...]) -> Run:
+    """Return the run of an automatic order for some costs.
 
-    A run counts activations whole until the weight gradient, so that its memory keeps to the limit of the order only
-    where the order was made so too.
+    It counts activations whole until the weight gradient, so that its memory keeps to the limit of the order only where
+    the order was made so too.
     """
-    options = {**case.options, "pass_costs": costs}
-    return _predicted(case, _run(replace(case, options=options), num_microbatches, without))
+    return _run(replace(case, options={**case.options, "pass_costs": costs}), num_microbatches, without)
 
 
 def _is_automatic(case: Case) -> bool:
@@ -543,7 +550,9 @@ _COMPOSED |= {"optimizer_offload_fraction": 0, "overlap_cpu_optimizer_d2h_h2d": 
 """The options of `megatron` that pieces know nothing of, and what they must be."""
 
 
-def _composed(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Prediction | None:
+def _composed(
+    case: Case, num_microbatches: int, without: tuple[str, ...], with_memory: bool = True
+) -> Prediction | None:
     """Put a step together from pieces, as `tune` does, with the floats of a run; None where its pieces are not known.
 
     Where several ranks compute as long but for rounding, terms may be those of another one of them.
@@ -565,11 +574,10 @@ def _composed(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Pr
     columns = Columns(machine.pieces, [replace(pipeline, num_microbatches=num_microbatches)], contention=True)
     spent = spending_of(columns)
     times = spent.forward_s, spent.backward_s, spent.update_s, spent.exposed_s, spent.waiting_s
-    return Prediction(
-        spent.step_time,
-        dict(zip(TERMS, times, strict=True)),
-        _kinds(fullest_of(columns, case.platform or COMPONENTS, of_last=case.is_of_last), case.system),
-    )
+    memory: Mapping[str, float] = {}
+    if with_memory:
+        memory = _kinds(fullest_of(columns, case.platform or COMPONENTS, of_last=case.is_of_last), case.system)
+    return Prediction(spent.step_time, dict(zip(TERMS, times, strict=True)), memory)
 
 
 @lru_cache(maxsize=8)
@@ -614,12 +622,17 @@ def _is_slowed_down(case: Case) -> bool:
     return case.strategy == "megatron" and (is_alone or _is_combined(case))
 
 
-def _predicted(case: Case, run: Run) -> Prediction:
+def _predicted(case: Case, run: Run, with_memory: bool = True) -> Prediction:
     """Return the figures of a run of a case."""
+    return Prediction(run.step_time, _terms(run), _memory_of_run(case, run) if with_memory else {})
+
+
+def _memory_of_run(case: Case, run: Run) -> dict[str, float]:
+    """Return the bytes of the device of a run that is asked for, by what they count."""
     last = max(run.class_models, key=lambda model: model._rank)
     memory = device_memory_of(last) if case.is_of_last else run.device_memory
     assert memory is not None  # a run that was just made has one
-    return Prediction(run.step_time, _terms(run), _kinds(memory, case.system))
+    return _kinds(memory, case.system)
 
 
 def _kinds(memory: DeviceMemory, system: SystemConfig) -> dict[str, float]:
@@ -654,11 +667,11 @@ def _terms(run: Run) -> dict[str, float]:
 
 
 def _compute_by_type(log: Any) -> dict[str, float]:
-    """Return how long a rank computed, s, by type of operation."""
-    found: dict[str, float] = {}
-    for event in log:
-        if event.stream == COMPUTE:
-            found[event.typ] = found.get(event.typ, 0.0) + event.duration
+    """Return how long a rank computed, s, by type of operation; its rows are read, so that no event is made."""
+    rows, found = log.rows_of_memory, dict[str, float]()
+    for typ, stream, price in zip(rows[TYP::STRIDE], rows[STREAM::STRIDE], rows[PRICE::STRIDE], strict=True):
+        if stream.kind == COMPUTE:
+            found[typ] = found.get(typ, 0.0) + price.seconds
     return found
 
 
@@ -679,7 +692,7 @@ def case_and_prediction(
     left_open = _left_open(row)
     if not left_open:
         case = case_of(row, platform)
-        return case, predict(case, without)
+        return case, predict(case, without, with_memory=case.measured_bytes is not None)
     tried = list(_tried(row, left_open, platform, without))
     if not tried:
         names = " and ".join(left_open)

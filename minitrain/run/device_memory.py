@@ -211,10 +211,18 @@ def workspace_bytes_of(machine: Any) -> int:
 
 def device_memory_of(model: Any) -> DeviceMemory:
     """Return the memory of one rank's device."""
+    found, predictor, rows = needed_memory_of(model), model._runtime_predictor, model._log.rows_of_memory
+    if not hasattr(predictor.workload, "units"):
+        return found
+    return found.filled(_place_of(model, rows, found.peak_bytes), known_platform(predictor))
+
+
+def needed_memory_of(model: Any) -> DeviceMemory:
+    """Return the same without what a framework makes of tensors: what must fit into the device does not need that."""
     predictor, rows = model._runtime_predictor, model._log.rows_of_memory
     workload = predictor.workload
     peak_bytes = model.peak_memory * workload.bytes_per_element
-    bare = DeviceMemory(
+    return DeviceMemory(
         rank=model._rank,
         peak_bytes=peak_bytes,
         held_bytes=peak_bytes,
@@ -225,9 +233,6 @@ def device_memory_of(model: Any) -> DeviceMemory:
         ),
         fullest_s=rows[fullest_row(rows) * STRIDE + LAUNCHED] if rows else 0.0,
     )
-    if not hasattr(workload, "units"):
-        return bare
-    return bare.filled(_place_of(model, rows, peak_bytes), known_platform(predictor))
 
 
 def known_platform(predictor: Any) -> Platform:

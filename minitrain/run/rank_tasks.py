@@ -26,7 +26,7 @@ from minitrain.machine.platforms import find_platform
 from minitrain.machine.predictor import network_of
 from minitrain.machine.price import PENDING, Predictor, RankPredictors, predictor_of
 from minitrain.operations import PRICE, STRIDE
-from minitrain.run.device_memory import OutOfMemory, device_memory_of, error_of, excess_of, when, worst_of
+from minitrain.run.device_memory import OutOfMemory, error_of, excess_of, needed_memory_of, when, worst_of
 from minitrain.run.facts import DeviceKind, kinds_of, name_of_workload, trained_model_of
 from minitrain.run.parameters import AUTO, DEFAULTS, RunParameters, split_keywords
 from minitrain.run.result import Run
@@ -177,7 +177,7 @@ class PreparedRun:
             more: further fields of that class, and those of `Run` that are not read from the models as they are.
         """
         workload, parameters = self.predictor.workload, self.parameters
-        memories = [device_memory_of(model) for model in models] if fills_devices(workload) else []
+        memories = [needed_memory_of(model) for model in models] if fills_devices(workload) else []
         oom = min(excesses, key=when, default=None)
         if memories:
             sizes = [model._runtime_predictor.capacity_bytes for model in models]

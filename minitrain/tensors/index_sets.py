@@ -173,6 +173,7 @@ def overlaps_any(shard: int, num_shards: int, others: Mapping[int, Set[int]]) ->
 
 
 _ALL = frozenset([0])
+_fraction = lru_cache(maxsize=4096)(Fraction)  # a new one takes a greatest common divisor
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +197,7 @@ class SequencePart:
     @property
     def share(self) -> Fraction:
         """The share of the sequence."""
-        return Fraction(self.count, self.num_shards * self.num_pieces)
+        return _fraction(self.count, self.num_shards * self.num_pieces)
 
     @property
     def count(self) -> int:

@@ -272,6 +272,8 @@ class Piece:
 
 
 ROUTER = Piece("router")
+_ALL = Fraction(1)
+_piece = lru_cache(maxsize=256)(Piece)  # the same for each tensor
 
 _WHAT: Mapping[type[Any], Literal["router", "experts"]] = {
     **dict.fromkeys(ROUTER_PIECES, "router"),
@@ -283,7 +285,7 @@ def division_of(tensor: Any) -> int | Piece:
     """Return how a weight, a gradient or a state is divided: in parts of whole layers, or as a piece with experts."""
     num_parts: int = getattr(tensor, "num_parts", 1)
     what = _WHAT.get(tensor.__class__)
-    return num_parts if what is None else Piece(what, num_parts)
+    return num_parts if what is None else _piece(what, num_parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,15 +315,25 @@ class ExpertLayers:
         self.layers = frozenset(layer for layer, unit in enumerate(units) if unit.kind == "moe")
         self.num_experts = model.num_experts
         self._copy_bytes = model.hidden_size * model.precision.activation_bytes
+        self._kept: dict[tuple[Any, ...], int] = {}  # what has been asked of what is kept, in bytes
 
-    def num_copies(self, num_samples: int, share: Fraction = Fraction(1)) -> int:
+    def num_copies(self, num_samples: int, share: Fraction = _ALL) -> int:
         """Return how many copies of tokens of some samples a share of them is, rounded up."""
         whole = num_samples * self._seq_len * self._model.experts_per_token
         return int(-(-whole * share.numerator // share.denominator))
 
     def held_copies(self, copies: Any) -> int:
         """Return how many copies a tensor holds."""
+        if not copies.load.shares:
+            return self._equal_copies(copies)
         return self.num_copies(len(copies.samples), copies.load.share(copies.parts) * copies.sequence.share)
+
+    def _equal_copies(self, copies: Any) -> int:
+        """Return the same where all parts get as many: in integers, as every tensor asks for it."""
+        taken, sequence = 1 - copies.load.dropped if copies.load.dropped else _ALL, copies.sequence
+        part = len(copies.parts) * sequence.count * taken.numerator
+        whole = copies.load.num_parts * sequence.num_shards * sequence.num_pieces * taken.denominator
+        return int(-(-len(copies.samples) * self._seq_len * self._model.experts_per_token * part // whole))
 
     def memory_bytes(self, copies: Any) -> int:
         """Return the bytes of the copies that a tensor holds."""
@@ -332,6 +344,8 @@ class ExpertLayers:
 
         All ranks exchange copies of as many samples, so that the busiest one is that with the busiest part.
         """
+        if not copies.load.shares:
+            return self.memory_bytes(copies)
         share = copies.load.busiest * len(copies.parts) * copies.sequence.share
         return self.num_copies(len(copies.samples), share) * self._copy_bytes
 
@@ -442,6 +456,16 @@ class ExpertLayers:
             recompute: what backward computes again.
             combined: whether it is combined.
         """
+        asked = layer, num_samples, num_parts, recompute, combined
+        found = self._kept.get(asked)
+        if found is None:
+            found = self._kept[asked] = self._saved_by_router(*asked)
+        return found
+
+    def _saved_by_router(
+        self, layer: int, num_samples: int, num_parts: int, recompute: Recompute, combined: bool
+    ) -> int:
+        """Add up what is kept for the first time."""
         work = self._work(num_samples, num_parts)
         saved = (
             tensor
@@ -454,9 +478,13 @@ class ExpertLayers:
 
     def kept_by_experts(self, layer: int, num_copies: int, recompute: Recompute = "none") -> int:
         """Return the bytes that copies of tokens stand for, once they have gone through the experts."""
-        of_experts = (tensor for tensor in self._units[layer].saved if tensor.name.startswith("expert "))
-        kept = (tensor.num_bytes(Work(1, 1, WHOLE)) for tensor in of_experts if tensor.is_kept(recompute))
-        return num_copies * sum(num_bytes // self._model.experts_per_token for num_bytes in kept)
+        found = self._kept.get((layer, recompute))
+        if found is None:
+            of_experts = (tensor for tensor in self._units[layer].saved if tensor.name.startswith("expert "))
+            kept = (tensor.num_bytes(Work(1, 1, WHOLE)) for tensor in of_experts if tensor.is_kept(recompute))
+            found = sum(num_bytes // self._model.experts_per_token for num_bytes in kept)
+            self._kept[layer, recompute] = found
+        return num_copies * found
 
 
 _MOVED_OF_WEIGHTS: Mapping[str, tuple[str, ...]] = {

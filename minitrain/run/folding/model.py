@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from operator import attrgetter
 from typing import Any, TypeVar
 
@@ -55,6 +56,7 @@ from minitrain.tensors.index_sets import SequencePart
 from minitrain.tensors.kinds import altered
 
 _OF_CLASSES = (placed.KeysValues, placed.KeysValuesGrad, placed.TableGrad)
+_getter = lru_cache(maxsize=64)(attrgetter)  # of a few names, by every collective
 
 
 class Symmetric:
@@ -88,8 +90,8 @@ class Symmetric:
 
     def is_one(self, name: str) -> bool:
         """Return whether all bring the same in a field."""
-        field = attrgetter(name)(self.first)
-        if isinstance(field, SequencePart):
+        field = _getter(name)(self.first)
+        if field.__class__ is SequencePart:
             return self._is_one(field.shards) and self._is_one(field.pieces)
         return self._is_one(field)
 
@@ -98,7 +100,7 @@ class Symmetric:
 
     def union(self, name: str) -> Any:
         """Return the union of a set that each brings."""
-        values = attrgetter(name)(self.first)
+        values = _getter(name)(self.first)
         return values.union_over(self._group.axes) if isinstance(values, PerRankSet) else values
 
     def total(self, count: Callable[[Any], int]) -> int:
