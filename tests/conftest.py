@@ -10,7 +10,7 @@ import shutil
 import sys
 import threading
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from concurrent.futures import Executor, Future
 from functools import partial
 from importlib.util import find_spec
@@ -49,6 +49,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(config.rootpath / ".pytest_cache" / "jax"))
         os.environ.setdefault("JAX_COMPILATION_CACHE_MAX_SIZE", str(2**26))
         os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the cycle collector, which would go through all that is imported again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before `slow` and `ci` leave any out
