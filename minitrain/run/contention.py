@@ -31,7 +31,7 @@ from itertools import count, pairwise
 from typing import Any
 
 from minitrain.errors import UsageError
-from minitrain.machine.price import Price
+from minitrain.machine.price import FREE, Price
 from minitrain.operations import COMM, NOTE, ON_COMPUTE, PRICE, RECV, SEND, STREAM, STRIDE, TIME, WAITED_FOR, EventLog
 from minitrain.operations import LAUNCHED as LAUNCHED_AT
 
@@ -44,14 +44,20 @@ _WAVES = 2.0  # in which a persistent kernel runs: its blocks on free processors
 
 
 class TransferPart:
-    """One rank's part in a communication, with the launched ones whose results it was given; rank is a log's place."""
+    """One rank's part in a communication, with the launched ones whose results it was given; rank is a log's place.
 
-    __slots__ = ("ended", "given", "launched", "meeting", "place", "price", "rank", "taken")
+    Where its rank waits for it at once (`is_alone`), nothing is computed beside it there.
+    """
 
-    def __init__(self, rank: int, place: int, price: Price, meeting: Meeting, given: list[Meeting]) -> None:
+    __slots__ = ("ended", "given", "is_alone", "launched", "meeting", "place", "price", "rank", "taken")
+
+    def __init__(
+        self, rank: int, place: int, price: Price, meeting: Meeting, given: list[Meeting], *, is_alone: bool
+    ) -> None:
         self.rank = rank
         self.place = place
         self.meeting = meeting
+        self.is_alone = is_alone
         self.given = given
         self.set_out(price)
 
@@ -123,7 +129,7 @@ class _Lane:
     slowed: bool = False  # whether the present operation ever ran at less than the full rate
     version: int = 0
     in_flight: Counter[tuple[int, float, float]] = field(default_factory=Counter)
-    shares: tuple[float, float] = (0.0, 0.0)  # of the present operation: passes over memory, persistent kernels
+    price: Price = FREE  # of the present operation
     rate: float = 1.0  # at which it runs
     rates: dict[tuple[Any, ...], float] = field(default_factory=dict)  # by shares and what is in flight
     awaits: dict[int, list[TransferPart]] = field(default_factory=lambda: defaultdict(list))
@@ -137,26 +143,22 @@ class _Lane:
         return awaited is not None and not all(transfer.ended for transfer in awaited)
 
     def count(self, taken: tuple[int, float, float], change: int) -> None:
-        """Count a transfer that begins or ends, which changes what computing has of the processor."""
+        """Count a transfer that begins or ends."""
         self.in_flight[taken] += change
-        self.set_rate()
-
-    def begin(self, price: Price) -> None:
-        """Begin an operation, with the shares of its time that are passes over memory and persistent kernels."""
-        shares = _of_memory(price), min(1.0, price.persistent_s / price.seconds) if price.persistent_s else 0.0
-        if shares != self.shares:
-            self.shares = shares
-            self.set_rate()
+        if not self.in_flight[taken]:
+            del self.in_flight[taken]
 
     def set_rate(self) -> None:
         """Set the rate at which the present operation runs, beside what is in flight."""
-        under_way = [key for key, number in self.in_flight.items() if number]
-        if not under_way:
+        if not self.in_flight:
             self.rate = 1.0
             return
-        known = self.shares, *under_way
+        price = self.price
+        persistent = min(1.0, price.persistent_s / price.seconds) if price.persistent_s else 0.0
+        share = _of_memory(price)
+        known = share, persistent, *self.in_flight
         if known not in self.rates:
-            self.rates[known] = _rate_beside(under_way, *self.shares)
+            self.rates[known] = _rate_beside(sorted(self.in_flight), share, persistent)
         self.rate = self.rates[known]
 
 
@@ -278,7 +280,7 @@ class Retiming:
         awaited = note.awaited if note is not None and note.overlaps else place + 1
         meeting.is_beside |= awaited != place + 1 and not meeting.is_message
         given = [self.transfers[number][index].meeting for index in (() if note is None else note.after)]
-        transfer = TransferPart(number, place, price, meeting, given)
+        transfer = TransferPart(number, place, price, meeting, given, is_alone=awaited == place + 1)
         for made in given:
             made.followers.append(meeting)
         self.transfers[number][place] = transfer
@@ -334,7 +336,8 @@ class Retiming:
                 rows[row + TIME] = self.now
                 price: Price = rows[row + PRICE]
                 lane.work_s, lane.since, lane.slowed = price.seconds, self.now, False
-                lane.begin(price)
+                lane.price = price
+                lane.set_rate()
                 self._expect_end(rank)
                 return
             transfer = self.transfers[rank][lane.place]
@@ -447,12 +450,15 @@ class Retiming:
             for meeting in self.lanes[part.rank].carried:
                 if meeting.shares_wires:
                     self._set_rate(meeting)
-        if not part.price.processor_usage and not part.price.memory_s:
+        if part.is_alone or not (part.price.processor_usage or part.price.memory_s):
             return
         lane = self.lanes[part.rank]
-        before = lane.rate
         lane.count(part.taken, change)
-        if lane.work_s is not None and lane.rate != before:
+        if lane.work_s is None:
+            return
+        before = lane.rate
+        lane.set_rate()
+        if lane.rate != before:
             if self.now > lane.since:
                 lane.work_s -= (self.now - lane.since) * before
                 lane.since = self.now

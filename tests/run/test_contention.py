@@ -187,27 +187,28 @@ def test_links_that_are_shared_tell_ranks_apart() -> None:
         mt.simulate("ddp", world_size=8, fold=True, contention="exact")
 
 
+def _rate_after(lane: _Lane, transfer: Price, change: int) -> float:
+    """Return the rate of computing after a transfer has begun or ended."""
+    lane.count(_taken(transfer), change)
+    lane.set_rate()
+    return lane.rate
+
+
 def test_passes_over_memory_run_at_the_rate_that_a_transfer_leaves_of_its_bandwidth() -> None:
     gather = Price(4.0, 1.0, None, USAGE, 8, memory_s=1.0)
     found = {}
     for memory_s in (0.0, 0.5, 1.0):
-        lane = _Lane()
-        lane.begin(Price(1.0, memory_s=memory_s))
-        lane.count(_taken(gather), 1)
-        found[memory_s] = lane.rate
-        lane.count(_taken(gather), -1)
-        assert lane.rate == 1.0
+        lane = _Lane(price=Price(1.0, memory_s=memory_s))
+        found[memory_s] = _rate_after(lane, gather, 1)
+        assert _rate_after(lane, gather, -1) == 1.0
     assert found == pytest.approx({0.0: 0.85, 0.5: 1 / (0.5 / 0.85 + 0.5 / 0.75), 1.0: 0.75})
 
 
 def test_persistent_kernels_take_twice_as_long_beside_whatever_holds_multiprocessors() -> None:
     """However few are held: the blocks that wait for them start when the others have ended."""
-    lane = _Lane()
-    lane.begin(Price(1.0, memory_s=0.25, persistent_s=0.5))
-    lane.count(_taken(Price(4.0, 1.0, None, 0.01, 8)), 1)
-    assert 1 / lane.rate == pytest.approx(0.5 * 2 + 0.25 / 0.99 + 0.25)
-    lane.count(_taken(Price(4.0, 1.0, None, 0.01, 8)), -1)
-    assert lane.rate == 1.0
+    lane, beside = _Lane(price=Price(1.0, memory_s=0.25, persistent_s=0.5)), Price(4.0, 1.0, None, 0.01, 8)
+    assert 1 / _rate_after(lane, beside, 1) == pytest.approx(0.5 * 2 + 0.25 / 0.99 + 0.25)
+    assert _rate_after(lane, beside, -1) == 1.0
 
 
 def test_pytorchs_multiplications_are_persistent_on_hopper_alone() -> None:
