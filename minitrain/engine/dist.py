@@ -422,7 +422,8 @@ class Dist:
                 message = f"{name} must be a rank of 0..{self.world_size - 1}, got {rank!r}"
                 raise UsageError(message, source=source, dest=dest)
         if source == dest:
-            raise UsageError(f"rank {source} cannot send to itself; keep the tensor", source=source, dest=dest)
+            message = f"rank {source} cannot send to itself; keep the tensor, and receive from another rank"
+            raise UsageError(message, source=source, dest=dest)
 
     def put(self, channel: Channel, call: Call) -> None:
         """Send a message."""

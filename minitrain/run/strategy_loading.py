@@ -339,17 +339,22 @@ def _load_only_one(path: Path) -> tuple[str, Strategy]:
 def strategies_of_file(path: Path) -> dict[str, Strategy]:
     """Return the strategies of a Python file by name: public async functions of one model that it defines or makes.
 
+    Where there are none, those whose first argument is `model`: others, such as `microbatch_size`, are options.
+
     Raises:
         StrategyError: the file cannot be loaded.
     """
     module = _module_of(path)
-    return {
+    functions = {
         name: function
         for name, function in vars(module).items()
-        if inspect.iscoroutinefunction(function)
-        and not name.startswith("_")
-        and _is_of(module, function)
-        and _takes_a_model(function)
+        if inspect.iscoroutinefunction(function) and not name.startswith("_") and _is_of(module, function)
+    }
+    of_model = {name: function for name, function in functions.items() if _takes_a_model(function)}
+    return of_model or {
+        name: function
+        for name, function in functions.items()
+        if [*inspect.signature(function).parameters][:1] == ["model"]
     }
 
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from minitrain.errors import LawError
+from minitrain.errors import LawError, TensorTypeError
 from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart, ranges, runs, singleton, union
 
 Result = TypeVar("Result")
@@ -222,6 +222,19 @@ class Tensor:
         """Copy and pickle the fields alone."""
         fields = self.__dataclass_fields__  # type: ignore[attr-defined]  # every subclass is a dataclass
         return type(self), tuple(getattr(self, name) for name in fields)
+
+    def __truediv__(self, other: Any) -> Any:
+        """Refuse to scale: what stands for a mean is the sum over its samples.
+
+        Raises:
+            TensorTypeError: always.
+        """
+        raise TensorTypeError(
+            f"a tensor cannot be scaled, got {type(self).__name__} and {other!r:.40}; leave the factor out: gradients "
+            "are sums over samples, and `loss` has divided by the global batch"
+        )
+
+    __mul__ = __rmul__ = __truediv__
 
     def _repr_html_(self) -> str:
         """Draw in a notebook which layer, samples and shards this is."""

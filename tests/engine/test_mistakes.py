@@ -525,6 +525,18 @@ async def double_send(model: Model) -> Model:
     return model
 
 
+@mistake(mt.UsageError, r"rank 0 cannot send to itself; keep the tensor, and receive from another rank")
+async def receive_from_itself(model: Model) -> Model:
+    await model.receive(model.rank)
+    return model
+
+
+@mistake(mt.LawError, r"a tensor cannot be scaled, got Weight and 2; leave the factor out: .* divided by the glob")
+async def scaled_gradient(model: Model) -> Model:
+    _ = model.load_weights(0)[0] / model.world_size
+    return model
+
+
 @mistake(mt.UsageError, r"rank 0 cannot send to itself; keep the tensor")
 async def send_to_itself(model: Model) -> Model:
     await model.send(model.rank, model.get_input_activation([0]))

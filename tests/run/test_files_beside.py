@@ -105,6 +105,19 @@ def test_files_beside_shadow_neither_python_nor_minitrain(tmp_path: Path) -> Non
     assert "random" not in strategies_of_file(path)
 
 
+def test_what_is_required_after_the_model_is_an_option_where_no_function_takes_a_model_alone(tmp_path: Path) -> None:
+    helper = "async def helper(model, layer):\n    return model\n\n\n"
+    whole = "async def mine(model, microbatch_size):\n    return await helper(model, microbatch_size)\n"
+    path = tmp_path / "required.py"
+    path.write_text(whole)
+    assert list(strategies_of_file(path)) == ["mine"]
+    with pytest.raises(mt.StrategyError, match=r"needs microbatch_size; give microbatch_size=\.\.\."):
+        mt.simulate(str(path), **SIZES)
+    path = tmp_path / "optional.py"
+    path.write_text(helper + whole.replace("microbatch_size)", "microbatch_size=1)", 1))
+    assert list(strategies_of_file(path)) == ["mine"]
+
+
 @pytest.mark.parametrize("imports", ["from random import draw", "import random\nrandom.draw()"])
 def test_a_name_that_python_has_is_told_where_loading_fails(tmp_path: Path, imports: str) -> None:
     (tmp_path / "random.py").write_text("def draw(): return 4\n")
