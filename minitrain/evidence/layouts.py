@@ -522,6 +522,8 @@ def _of_model(row: Row, framework: Framework, layout: Layout, model: Transformer
     for column, (value, others) in sizes.items():
         if _lacks(row, column):
             yield Assumption(f"{column} not stated: {value}", column, others)
+    if row.number("n_kv_heads") and model.num_kv_heads != row.number("n_kv_heads"):
+        yield Assumption(f"heads of keys: {model.num_kv_heads}, one a part; what gathers them is left out")
     if "tied" not in row.words("tied_emb").facts:
         yield Assumption(f"tied_emb not stated: {model.tied_embeddings}", "tied_emb", (str(not model.tied_embeddings),))
     said = row.number("n_params")

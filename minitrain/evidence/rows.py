@@ -219,6 +219,7 @@ class Framework:
             hosts are slow.
         hybridep_units: multiprocessors that HybridEP takes, if not as many as by default.
         in_turn: whether its benchmarks give each token the experts that follow those of the token before.
+        repeats_keys: whether, with fewer heads of keys than parts of a layer, parts have the same ones.
         fused_router: whether, where the row does not say, one library's kernels fuse what chooses experts.
         alone: its platform on a device beside no other, where nothing of what others' clocks contain is hidden.
     """
@@ -246,6 +247,7 @@ class Framework:
     captures: bool | None = None
     hybridep_units: int | None = None
     in_turn: bool = False
+    repeats_keys: bool = False
     fused_router: bool = True
     alone: str = ""
 
@@ -316,7 +318,7 @@ def model_of(row: Row, framework: Framework, tp: int = 1) -> Transformer:
     Raises:
         LackingError: a size is missing, or sizes contradict one another.
     """
-    fields = {**_sizes(row, tp), **_kind(row), **_experts(row), **_of_named(row), **_window(row)}
+    fields = {**_sizes(row, framework, tp), **_kind(row), **_experts(row), **_of_named(row), **_window(row)}
     if "tied" in row.words("tied_emb").facts:
         fields["tied_embeddings"] = row.words("tied_emb").facts["tied"]
     fields["prediction_layers"] = int(row.number("mtp_layers") or 0)
@@ -329,16 +331,16 @@ def model_of(row: Row, framework: Framework, tp: int = 1) -> Transformer:
         raise LackingError(f"its sizes are no transformer's: {error}") from error
 
 
-def _sizes(row: Row, tp: int) -> dict[str, Any]:
+def _sizes(row: Row, framework: Framework, tp: int) -> dict[str, Any]:
     """Return the sizes of a row."""
     hidden = row.count("hidden")
     heads = row.count("n_heads", usual_heads(hidden, tp, row.number("head_dim") or USUAL_HEAD))
-    multiple = _VOCABULARY_MULTIPLE * tp
+    kv_heads, multiple = row.count("n_kv_heads", heads), _VOCABULARY_MULTIPLE * tp
     sizes: dict[str, Any] = {
         "num_layers": row.count("n_layers"),
         "hidden_size": hidden,
         "num_heads": heads,
-        "num_kv_heads": row.count("n_kv_heads", heads),
+        "num_kv_heads": tp if framework.repeats_keys and tp % kv_heads == 0 else kv_heads,
         "vocab_size": -(-row.count("vocab") // multiple) * multiple,
         "seq_len": row.count("seq_len"),
     }

@@ -321,6 +321,13 @@ def test_norms_of_queries_and_keys_are_those_of_the_named_model() -> None:
     assert case(**experts, model="mine").model.qk_norm == "none"
 
 
+def test_parts_of_layers_have_a_head_of_keys_each_with_megatron() -> None:
+    found = case(n_kv_heads="1", framework="Megatron-Core", sp="1")
+    assert found.model.num_kv_heads == found.layout.tp == 2
+    assert "heads of keys: 2, one a part; what gathers them is left out" in [each.text for each in found.assumed]
+    assert case(n_kv_heads="1", framework="FSDP", sp="1").model.num_kv_heads == 1
+
+
 def test_weights_are_sharded_beside_stages() -> None:
     found = case(zero="3", framework="NeMo", sp="1")
     assert (found.strategy, found.options["zero"], found.options["overlap_replicas"]) == ("megatron", 3, True)
