@@ -45,6 +45,7 @@ from minitrain.workloads.kernels import (
     copies_of_parts,
     dtensor_launches,
     forward_matmul,
+    hook_launches,
     index_kernels,
     newton_schulz,
     one_hot_products,
@@ -274,13 +275,7 @@ class _Lister:
             copies = copies_of_parts(self.style.parts_overlap, self.work.num_samples, is_backward=is_backward)
             kernels.append(copied_parts(elements, each, copies))
             launches += copies
-        if self.style.dtensors and self.work.degrees.tp > 1:
-            launches += dtensor_launches(
-                sum(not weight.is_norm for weight in self.unit.weights),
-                num_norms := int(self.work.degrees.sequence > 1),
-                num_norms * (self.unit.core is not None and self.model.qk_norm != "none"),
-                is_backward=is_backward,
-            )
+        launches += self._of_hosts(is_backward=is_backward)
         if self.style.copies_units:
             among, summed_bytes = self.style.copies_units, self.model.precision.gradient_bytes
             own = (prod(weight.part(self.work.degrees)) for weight in self.unit.weights if not weight.is_shared)
@@ -306,6 +301,20 @@ class _Lister:
         if is_backward:
             return Matmul(words, hidden, tokens, kind="weight_gradient", datatype=datatype)
         return Matmul(tokens, hidden, words, datatype=datatype)
+
+    def _of_hosts(self, *, is_backward: bool) -> int:
+        """Return what the host does beside launches, in launches: what dispatches DTensors, and DeepSpeed's hooks."""
+        launches = 0
+        if self.style.dtensors and self.work.degrees.tp > 1:
+            launches += dtensor_launches(
+                sum(not weight.is_norm for weight in self.unit.weights),
+                num_norms := int(self.work.degrees.sequence > 1),
+                num_norms * (self.unit.core is not None and self.model.qk_norm != "none"),
+                is_backward=is_backward,
+            )
+        if self.style.hooked:
+            launches += hook_launches(self.style.hooked, len(self.unit.weights), is_backward=is_backward)
+        return launches
 
     def usual_launches(self, *, is_backward: bool) -> int:
         """Return the launches of a pass, but for those of experts' multiplications and of the attention core."""

@@ -368,6 +368,7 @@ class KernelHabits:
         apart: whether each operation that PyTorch dispatches is a kernel of its own, as models of plain PyTorch without
             `torch.compile` have it.
         hugging_face: whether these are the operations of Hugging Face's transformers, and of its trainer's AdamW.
+        hooked: the stage of ZeRO whose hooks DeepSpeed runs around each module and gradient; 0 without it.
         copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
         copies_parts: whether tensor parallelism's collectives along the sequence are copied into and out of, as
             DTensor's are.
@@ -393,6 +394,7 @@ class KernelHabits:
     gradient_accesses: float = 0.0
     apart: bool = False
     hugging_face: bool = False
+    hooked: int = 0
     copies_units: int = 0
     copies_parts: bool = False
     dtensors: bool = False

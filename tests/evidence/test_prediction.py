@@ -64,7 +64,7 @@ def test_deepspeed_is_eager_pytorch_whoever_wrote_the_model() -> None:
         found = case(framework=words, pp="1", tp="1", dp="16", zero="3")
         assert framework_of(row_of(framework=words)).name == name
         assert found.platform is not None
-        assert (found.platform.name, found.platform.copies_units) == (platform, 0)
+        assert (found.platform.name, found.platform.copies_units, found.platform.hooked) == (platform, 0, 3)
 
 
 def test_fused_norms_leave_a_model_of_hugging_faces_without_its_own_kernels() -> None:

@@ -206,16 +206,26 @@ def test_plain_pytorch_runs_each_operation_by_itself() -> None:
 
 
 def test_transformers_run_each_operation_by_itself_in_single_precision() -> None:
-    tokens, style = 2 * 512, Style(apart=True, hugging_face=True)
+    tokens, style = 2 * 512, Style(apart=True, hugging_face=True, attention="flash")
+    plain = Style(apart=True, attention="flash")
     attention, head = LLAMA.units()[1], LLAMA.units()[-1]
     ahead, back = (list_of(LLAMA, attention, work(), style) for list_of in (forward_kernels, backward_kernels))
     assert (traffic(ahead, "norm"), traffic(back, "norm")) == (18 * 2 * tokens * 1024, 46 * 2 * tokens * 1024)
-    assert ahead.num_launches == forward_kernels(LLAMA, attention, work(), Style(apart=True)).num_launches + 7 + 2
+    assert ahead.num_launches == forward_kernels(LLAMA, attention, work(), plain).num_launches + 7 + 2
     flash = Style(apart=True, hugging_face=True, attention="flash2")
     assert traffic(ahead, "copies of keys and values")
     assert not traffic(forward_kernels(LLAMA, attention, work(), flash), "copies of keys and values")
     assert traffic(loss_kernels(LLAMA, head, work(), style), "loss") == 56 * tokens * LLAMA.vocab_size
     assert update_kernels(1000, style).traffic_bytes == 1000 * (6 * 12 + 5 * 4)
+
+
+def test_deepspeeds_hooks_take_the_host_a_while_for_each_weight() -> None:
+    unit = LLAMA.units()[2]
+    for list_of, stage, more in ((forward_kernels, 3, 110), (backward_kernels, 3, 96), (backward_kernels, 2, 18)):
+        found = list_of(LLAMA, unit, work(), Style(hooked=stage)).num_launches
+        assert found == list_of(LLAMA, unit, work()).num_launches + more
+    ahead = forward_kernels(LLAMA, unit, work(), Style(hooked=2))
+    assert ahead.num_launches == forward_kernels(LLAMA, unit, work()).num_launches
 
 
 def test_fsdp_casts_and_copies_what_it_gathers() -> None:
