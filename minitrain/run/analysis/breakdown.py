@@ -260,11 +260,6 @@ class Breakdown:
         """Share of all ranks' time spent computing, 0 to 1."""
         return self._share("computing")
 
-    @property
-    def overlapped_comm_fraction(self) -> float:
-        """Share of all ranks' time with communication hidden beside compute, 0 to 1."""
-        return self._share("overlapped")
-
     def _of_ranks(self, part: str) -> list[float]:
         return list(map(attrgetter(part), self.ranks))
 

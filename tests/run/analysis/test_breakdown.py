@@ -38,7 +38,6 @@ def test_communication_beside_compute_is_overlapped_and_no_part_of_the_sum() -> 
     split = breakdown([log])
     assert (split.computing[0], split.exposed[0], split.overlapped[0], split.waiting[0]) == (4, 2, 3, 0)
     assert split.communicating[0] == 5
-    assert split.overlapped_comm_fraction == 0.5
 
 
 def test_the_step_ends_with_the_slowest_rank_and_a_rank_without_events_waits() -> None:
