@@ -292,10 +292,17 @@ class MatmulRate:
     Args:
         tflops: rate of a kernel whose tiles fill the device again and again, in 1e12 FLOP/s.
         prologue: steps along k that a tile pays beside its own, for filling its pipeline and writing its result.
+        burst: where power limits the clock, `tflops` is what power sustains, and this the rate of tiles at the clock
+            that a device has with power to spare, in 1e12 FLOP/s; 0 where tiles have `tflops`.
     """
 
     tflops: Annotated[float, POSITIVE, "TFLOP/s"]
     prologue: Annotated[float, NON_NEGATIVE, "steps along k"]
+    burst: Annotated[float, NON_NEGATIVE, "TFLOP/s"] = 0.0
+
+    def scaled(self, factor: float) -> MatmulRate:
+        """Return the same kernels at another clock."""
+        return replace(self, tflops=self.tflops * factor, burst=self.burst * factor)
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,7 +445,7 @@ class KernelRates(ReadOnly):
             attention: of attention's kernels beside that.
             block: queries, and keys, of their blocks, where they compute blocks whole; the config's if None.
         """
-        matmul = {key: replace(rate, tflops=rate.tflops * factor) for key, rate in self.matmul.items()}
+        matmul = {key: rate.scaled(factor) for key, rate in self.matmul.items()}
         flash = {key: rates.scaled(factor * attention, block) for key, rates in self.attention.items()}
         return replace(self, matmul=matmul, attention=flash)
 

@@ -11,12 +11,16 @@ beside that, in single precision. Unlike a peak times an efficiency this knows t
 as 216 (wave quantisation), that narrow results use narrow and less efficient tiles, and that short sums pay for the
 pipeline. Experts differ in their tokens: their last tile of rows is half full in the mean.
 
+Blackwell's clock follows its power. Units that wait in the last wave leave theirs to the others: cuBLAS sustains as
+much at 4096^3 as at 32768^3. So waves go at the rate of a burst there, and all FLOPs take what power sustains, if
+longer. That counts for dense multiplications; experts' were measured as shares of what is sustained.
+
 Flash attention takes its FLOPs at the generation's share of the peak, and a share of its longest block at the end, when
 units run dry. A config may say that its efficiency counts whole blocks of queries and keys, as kernels compute them
 whose mask leaves a part: then short sequences and narrow windows have more work. A pass over memory takes its bytes at
 the achieved bandwidth. A pass through a layer takes no less time than its kernels need to be launched.
 
-Left out: caches and their hit rates, clocks that fall under power, kernels that run beside each other. Sources: the
+Left out: caches and their hit rates, what data do to clocks, kernels that run beside each other. Sources: the
 model's constants are `KernelRates`; wave and tile quantisation are described in NVIDIA's "Matrix multiplication
 background" user's guide (2023), FlashAttention's work in Dao et al. (2022) and Dao (2023).
 
@@ -224,7 +228,9 @@ class KernelDevice:
         num_tiles = kernel.batch * of_rows * ceil(kernel.n / columns) * split
         num_waves = ceiling(num_tiles / rates.num_units)
         flop = 2 * rows * columns * (kernel.k / split + rate.prologue)
-        unit_flop_per_s = rate.tflops * 1e12 / rates.num_units * efficiency_at(rates.tile_efficiency, rows * columns, 1)
+        sustained = rate.tflops * 1e12
+        in_waves = sustained if kernel.is_grouped or not rate.burst else rate.burst * 1e12
+        unit_flop_per_s = in_waves / rates.num_units * efficiency_at(rates.tile_efficiency, rows * columns, 1)
         if any(size * kernel.element_bytes % _ALIGNED_BYTES for size in kernel.row_sizes):
             unit_flop_per_s *= rates.unaligned
         if kernel.is_grouped:
@@ -235,6 +241,8 @@ class KernelDevice:
         bytes_per_s = rates.GBps * 1e9 * rates.matmul_bandwidth
         partial_bytes = _PARTIAL_BYTES * kernel.batch * kernel.m * kernel.n * split if split > 1 else 0
         busiest: float = larger(num_waves * flop / unit_flop_per_s, kernel.traffic_bytes / bytes_per_s)
+        if in_waves != sustained:
+            busiest = larger(busiest, kernel.work_flop / sustained)
         return busiest + partial_bytes / bytes_per_s
 
     def _attention_seconds(self, kernel: FlashAttention) -> float:

@@ -175,6 +175,13 @@ def test_a_row_says_that_its_loss_is_one_kernel() -> None:
     assert (plain.fused_loss, fused.fused_loss) == (False, True)
 
 
+@pytest.mark.parametrize(("release", "is_fused"), [("25.04", False), ("25.07", True), ("25.09", True), ("26.02", True)])
+def test_releases_of_nemo_fuse_the_loss_since_july_2025(release: str, is_fused: bool) -> None:
+    platform = case(framework=f"NeMo {release}", gpu="B200").platform
+    assert platform is not None
+    assert platform.fused_loss == is_fused
+
+
 @pytest.mark.parametrize(("words", "is_fused"), [("torch.compile", True), ("torch.compile, eager loss", False)])
 def test_an_eager_loss_is_not_one_kernel_beside_compiled_layers(words: str, is_fused: bool) -> None:
     given = {"gpu": "H100-SXM", "zero": "fsdp", "tp": "1", "pp": "1", "dp": "16"}
