@@ -452,7 +452,8 @@ def predict(case: Case, without: Sequence[str] = (), *, with_memory: bool = True
     bare, terms = case.bare(), tuple(without)
     if num <= more or _is_automatic(case):  # orders that are made for all microbatches have no rounds
         return _step(bare, num, terms, with_memory)
-    first, second = (_step(bare, each, terms, with_memory) for each in (few, more))
+    first = _step(bare, few, terms, with_memory and _memory_grows(case))
+    second = _step(bare, more, terms, with_memory)
     rounds = (num - few) / (more - few)
     return Prediction(
         seconds=_extended(first.seconds, second.seconds, rounds),
@@ -477,10 +478,15 @@ def _between(first: Prediction, second: Prediction, share: float) -> Prediction:
 
 
 def _memory(case: Case, first: Prediction, second: Prediction, rounds: float) -> Mapping[str, float]:
-    """Return the memory of all microbatches: GPipe's grows with them, others' is steady."""
-    if case.layout.schedule != "gpipe" or case.layout.pp == 1:
+    """Return the memory of all microbatches."""
+    if not _memory_grows(case):
         return second.memory
     return {kind: _extended(first.memory[kind], second.memory[kind], rounds) for kind in second.memory}
+
+
+def _memory_grows(case: Case) -> bool:
+    """Return whether memory grows with the microbatches, as GPipe's does; others' is steady."""
+    return case.layout.schedule == "gpipe" and case.layout.pp > 1
 
 
 def _extended(first: float, second: float, rounds: float) -> float:

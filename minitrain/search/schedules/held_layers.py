@@ -371,11 +371,13 @@ class HeldLayers:
         Args:
             layers: all that the pass comes to.
         """
+        if self._zero != 3:
+            return
         first = self._block_of[layers[0]]
         coming = takewhile(lambda layer: abs(self._block_of[layer] - first) <= 1, layers if self._gathers_ahead else ())
         for key in (key for layer in coming for key in (layer, ("experts", layer))):
             held = self._held.get(key)
-            if held is not None and self._zero_of(held) == 3 and key not in self._gathers:
+            if held is not None and held.sharing is not None and key not in self._gathers:
                 self._gathers[key] = self._model.launch(self._gather(key, held))
 
     def _gather(self, key: Any, held: _Held) -> Any:
