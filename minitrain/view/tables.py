@@ -153,7 +153,8 @@ def run_table(run: Run, tokens: float | None = None) -> Table:
         rows |= {"peak by kind": memory_text(run), "communication": communication_text(run)}
     if tokens is not None:
         days, dollars, energy = budget_cells(run.for_tokens(tokens))
-        rows[f"{tokens:.3g} tokens"] = f"{days} days, {dollars} USD, {energy} MWh of the devices"
+        scale, letter = next(each for each in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (0.0, "")) if tokens >= each[0])
+        rows[f"{tokens / (scale or 1):.3g}{letter} tokens"] = f"{days} days, {dollars} USD, {energy} MWh of the devices"
     if run.peak_host_memory_bytes:
         rows["host memory"] = f"{size(run.peak_host_memory_bytes, '.2f')} a rank at most"
     if run.held_outside is not None:

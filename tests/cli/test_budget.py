@@ -59,7 +59,7 @@ def test_run_and_compare_print_it() -> None:
     assert budget is not None
     days, dollars, energy = budget_cells(budget)
     words = " ".join(printed("run", "fsdp", *SMALL, "--tokens", "15T", *QUIET).split())
-    assert f"1.5e+13 tokens {days} days, {dollars} USD, {energy} MWh of the devices" in words
+    assert f"15T tokens {days} days, {dollars} USD, {energy} MWh of the devices" in words
     table = printed("compare", "fsdp", "zero3", *SMALL, "--tokens", "15T", *QUIET)
     assert all(figure in table for figure in (days, dollars, energy))
     assert all(column in table for column in ("days", "USD", "MWh"))

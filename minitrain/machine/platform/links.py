@@ -242,6 +242,9 @@ class Routes:
 
 Links = list[VirtualNetworkLink]
 
+MOST_ENDPOINTS = 2**17
+"""What a line of a profile may connect: its links are objects, each with a queue."""
+
 
 def star(name: str, endpoints: Sequence[str], bandwidth_bps: float, latency_s: float = 0.0) -> Links:
     """Return one link from each endpoint to a switch that carries all of them at once: NVSwitch, a rail, a PCIe switch.
@@ -280,7 +283,7 @@ def tree(
         Leiserson, "Fat-Trees", IEEE Transactions on Computers C-34(10), 1985; Al-Fares et al., SIGCOMM 2008.
     """
     require_count("per_leaf", per_leaf)
-    require_count("num_spines", num_spines)
+    require_count("num_spines", num_spines, most=MOST_ENDPOINTS)
     require_number("oversubscription", oversubscription)
     links: Links = []
     up_bps = bandwidth_bps * per_leaf / num_spines / oversubscription
@@ -306,6 +309,7 @@ def torus(
         endpoints: their names, the last dimension running fastest; "chip0", "chip1" ... if None.
     """
     sizes = [require_count("dims", size) for size in dims]
+    require_count("the product of dims", math.prod(sizes), most=MOST_ENDPOINTS)
     places = list(product(*map(range, sizes)))
     names = [f"chip{number}" for number in range(len(places))] if endpoints is None else list(endpoints)
     if len(names) != len(places):
@@ -354,6 +358,7 @@ def nodes(
     """
     for what, value in (("num_nodes", num_nodes), ("devices_per_node", devices_per_node), ("nics", nics)):
         require_count(what, value)
+    require_count("num_nodes x devices_per_node", num_nodes * devices_per_node, most=MOST_ENDPOINTS)
     if nics > devices_per_node:
         raise UsageError(
             f"nics ({nics}) must be at most devices_per_node ({devices_per_node}), as each interface has devices of "

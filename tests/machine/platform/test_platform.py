@@ -423,6 +423,10 @@ def test_a_mistake_is_told_at_once(mistake: str) -> None:
         make(platform())
 
 
+HUGE_NODES = {"topology": "nodes", "num_nodes": 10**6, "devices_per_node": 8}
+HUGE_NODES |= dict.fromkeys(("nvlink_bps", "pcie_bps", "nic_bps"), 10**9)
+
+
 @pytest.mark.parametrize(
     ("profile", "message"),
     [
@@ -437,6 +441,11 @@ def test_a_mistake_is_told_at_once(mistake: str) -> None:
         ({"network_links": [WIRE, WIRE]}, "two links are called"),
         ({"network_links": [{"topology": "tours", "dims": [2]}]}, 'did you mean "torus"'),
         ({"network_links": [{"topology": "torus", "dims": [2]}]}, "lacks bandwidth_bps"),
+        (
+            {"network_links": [{"topology": "torus", "dims": [10**30, 2], "bandwidth_bps": 1e9}]},
+            "the product of dims must be at most 131072, got 2000",
+        ),
+        ({"network_links": [HUGE_NODES]}, "num_nodes x devices_per_node must be at most 131072, got 8000000"),
     ],
 )
 def test_a_wrong_profile_is_one_clear_error(profile: dict[str, Any], message: str) -> None:
