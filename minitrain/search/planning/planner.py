@@ -37,7 +37,7 @@ from minitrain.machine import load_config
 from minitrain.machine.cluster import Cluster
 from minitrain.machine.device_groups import require_positive
 from minitrain.run.analysis.labels import GIB, duration
-from minitrain.run.parameters import cluster_or_other
+from minitrain.run.parameters import MOST, cluster_or_other
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.run.strategy_loading import choose_strategy
@@ -455,7 +455,7 @@ def plan(
             "plan is for a cluster of devices, such as mt.Cluster({'h100_80g_nvl8': 8, 'a100_80g': 8}, between_groups="
             f"mt.Link(12.5e9)) or 'two_generations', got {cluster!r:.80}; for equal devices there is mt.tune"
         )
-    require_count("global_batch_size", global_batch_size)
+    require_count("global_batch_size", global_batch_size, most=MOST["global_batch_size"])
     if power_budget_watts is not None:
         require_positive("power_budget_watts", power_budget_watts)
     if strategies is not None and not strategies:

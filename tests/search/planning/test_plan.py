@@ -155,6 +155,7 @@ def test_a_plan_is_saved_drawn_and_said(tmp_path: Path) -> None:
         ("two_generation", {}, r'did you mean "two_generations"\?'),
         (PAIR, {"workload": "llama3-8"}, r'there is no model "llama3-8"; did you mean "llama3-8b"\?'),
         (PAIR, {"global_batch_size": 0}, "global_batch_size"),
+        (PAIR, {"global_batch_size": 10**30}, "global_batch_size must be at most 16777216, got 1000"),
         (PAIR, {"strategies": "zero1"}, r'strategies must be .*, got "zero1"; write \["zero1"\]'),
         (PAIR, {"strategies": []}, "strategies must be a list of at least one strategy"),
         (PAIR, {"strategies": ["zero1"], "global_batch_size": 1}, "no layout of pair divides a batch of 1 samples"),
