@@ -228,8 +228,8 @@ class KernelDevice:
         num_tiles = kernel.batch * of_rows * ceil(kernel.n / columns) * split
         num_waves = ceiling(num_tiles / rates.num_units)
         flop = 2 * rows * columns * (kernel.k / split + rate.prologue)
-        sustained = rate.tflops * 1e12
-        in_waves = sustained if kernel.is_grouped or not rate.burst else rate.burst * 1e12
+        has_burst = not kernel.is_grouped and rate.burst > 0
+        in_waves = chosen(has_burst, rate.burst, rate.tflops) * 1e12
         unit_flop_per_s = in_waves / rates.num_units * efficiency_at(rates.tile_efficiency, rows * columns, 1)
         if any(size * kernel.element_bytes % _ALIGNED_BYTES for size in kernel.row_sizes):
             unit_flop_per_s *= rates.unaligned
@@ -241,9 +241,8 @@ class KernelDevice:
         bytes_per_s = rates.GBps * 1e9 * rates.matmul_bandwidth
         partial_bytes = _PARTIAL_BYTES * kernel.batch * kernel.m * kernel.n * split if split > 1 else 0
         busiest: float = larger(num_waves * flop / unit_flop_per_s, kernel.traffic_bytes / bytes_per_s)
-        if in_waves != sustained:
-            busiest = larger(busiest, kernel.work_flop / sustained)
-        return busiest + partial_bytes / bytes_per_s
+        sustained: float = larger(busiest, chosen(has_burst, kernel.work_flop / (rate.tflops * 1e12), 0.0))
+        return sustained + partial_bytes / bytes_per_s
 
     def _attention_seconds(self, kernel: FlashAttention) -> float:
         """Return the time of all blocks, and of the longest one's tail; no less than that of the traffic."""

@@ -35,6 +35,7 @@ _FIGURES: dict[str, Any] = {
     "kernels.launch": st.sampled_from([0.0, 2e-6, 1e-4]),
     "kernels.matmul.float16.tflops": st.floats(1, 2000),
     "kernels.matmul.float16.prologue": st.integers(0, 500),
+    "kernels.matmul.float16.burst": st.sampled_from([0, 900, 3000]),
     "kernels.attention.flash2.forward.efficiency": st.floats(0.1, 1.0),
     "kernels.attention.flash2.backward.tail": st.sampled_from([0.0, 0.2, 1.0]),
     "vector.float32.tflops": st.floats(1, 100),
