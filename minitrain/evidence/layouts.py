@@ -17,7 +17,7 @@ from minitrain.evidence.columns import Assumption, columns, is_about, is_not_sta
 from minitrain.evidence.rows import USUAL_HEAD, Framework, LackingError, Row, device_of, named_model, usual_heads
 from minitrain.machine import load_config
 from minitrain.machine.kernel_device import rates_of
-from minitrain.machine.platforms import find_platform
+from minitrain.machine.platforms import Platform, find_platform
 from minitrain.workloads.workload import as_recompute
 
 if TYPE_CHECKING:
@@ -563,7 +563,8 @@ def _of_kernels(row: Row, framework: Framework, model: Transformer, system: Syst
     if not found.is_stated or found.is_guessed:
         yield Assumption(f"attention not stated: {model.attention}", "attention", ("flash", "unfused"))
     elif model.attention == "flash":
-        yield from _of_kernel(found.facts.get("kernel"), system)
+        platform = find_platform(framework.platform_of(row))
+        yield from _of_kernel(found.facts.get("kernel"), system, platform)
     yield from _of_compilation(row, framework)
 
 
@@ -627,10 +628,10 @@ def _of_precision(row: Row, model: Transformer) -> Iterator[Assumption]:
         yield Assumption(f"precision of gradients not stated: {bits} bits", "precision", others)
 
 
-def _of_kernel(kernel: str | None, system: SystemConfig) -> Iterator[Assumption]:
+def _of_kernel(kernel: str | None, system: SystemConfig, platform: Platform) -> Iterator[Assumption]:
     """Yield the generation of attention's kernel, where none is named or the device has no figures of it."""
     rates = rates_of(system)
-    known, usual = tuple(rates.attention), rates.usual_attention
+    known, usual = tuple(rates.attention), platform.attention_of(rates)
     if kernel not in known and kernel in (None, "sdpa") and len(known) > 1:
         yield Assumption(f"attention's kernel not stated: {usual}", "attention", known)
     elif kernel not in known and kernel not in (None, "sdpa"):

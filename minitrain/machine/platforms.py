@@ -120,7 +120,8 @@ class Platform(KernelHabits):
         parts_exposed: share of the collectives among the neighbouring ranks of a node, which tensor parallelism has,
             that no multiplication hides; below 1 where a framework runs them piece by piece beside each other.
         attention: generation of the attention kernel, a key of the config's `kernels.attention`; "flash2" if None, or
-            the config's only one.
+            the config's only one. "cudnn" is that, too, where the config has none: Transformer Engine prefers cuDNN
+            from Hopper on (`get_attention_backend`).
         attention_block: queries, and keys, of a block of that kernel, where its efficiency counts blocks that it
             computes whole (`minitrain.machine.device.AttentionRate`); the config's if None.
         batches_messages: whether stages exchange messages by NCCL's sends in a group of their own, which within a node
@@ -217,6 +218,11 @@ class Platform(KernelHabits):
             alone = alone.without("spread")
         clock = self.clock * alone.slowest(self.num_devices or 1)
         return alone.scaled(clock, self.attention_clock, self.attention_block)
+
+    def attention_of(self, rates: KernelRates) -> str:
+        """Return the generation of the attention kernel on a device that has these rates."""
+        is_unknown = self.attention == "cudnn" and "cudnn" not in rates.attention
+        return rates.usual_attention if is_unknown else self.attention or rates.usual_attention
 
     def dispatcher_kernels(self, device: str) -> Kernels | None:
         """Return what its dispatcher's kernels reach on a device, by the name of its config."""

@@ -400,7 +400,7 @@ class KernelPredictor(_ConfigPredictor):
         self._inner = min(system.networks, key=lambda tier: tier.size)
         is_waiting = has_experts(workload) and not platform.pads_experts and captures != "whole"
         self.style = Style(
-            attention=platform.attention or rates.usual_attention,
+            attention=platform.attention_of(rates),
             casts_apart=platform.casts_apart,
             **{each.name: getattr(platform, each.name) for each in fields(KernelHabits)},
             captures=captures,

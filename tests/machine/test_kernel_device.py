@@ -287,6 +287,13 @@ def test_no_matmul_beats_the_rates_that_were_achieved(device: KernelDevice, m: i
     assert seconds > 2 * tiles * batch * k / ((rate.burst or rate.tflops) * 1e12)
 
 
+@pytest.mark.parametrize(("hardware", "kernel"), [("h100_80g_nvl8", "cudnn"), ("a100_80g", "flash2")])
+def test_transformer_engine_takes_cudnn_where_it_has_figures(hardware: str, kernel: str) -> None:
+    rates = rates_of(load_config(hardware))
+    assert find_platform("nemo-h100").attention_of(rates) == kernel
+    assert find_platform("nemo-h100:attention=flash3").attention_of(rates) == "flash3"  # as asked, or refused by name
+
+
 @given(DEVICES, st.integers(1, 64), st.integers(1, 64), st.booleans())
 def test_longer_attention_never_takes_less_time(device: KernelDevice, blocks: int, heads: int, back: bool) -> None:
     generation = next(iter(device.rates.attention))

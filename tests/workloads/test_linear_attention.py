@@ -210,7 +210,7 @@ def test_kernels_multiply_what_the_chunks_need_and_backward_makes_states_again()
 )
 def test_strategies_train_hybrids(strategy: str, options: dict[str, Any], fidelity: str) -> None:
     given: dict[str, Any] = {"world_size": 4, "global_batch_size": 8, "fidelity": fidelity, **options}
-    long = replace(HYBRID, seq_len=16384)
+    long = replace(HYBRID, seq_len=65536)
     usual = replace(long, linear=None, linear_layers=())
     times = [mt.simulate(strategy, workload=model, **given).step_time for model in (long, usual)]
     assert 0 < times[0] < times[1]
