@@ -301,6 +301,7 @@ def _platform(
         one_hot_capacity=(row.number("capacity_factor") or 0.0) if found.by_xla else 0.0,
         fused_loss=_fuses_loss(row, framework, found),
         hugging_face=row.words("framework").facts.get("hugging_face", found.hugging_face),
+        by_parameter=bool(row.words("framework").facts.get("by_parameter")),
         hooked=layout.zero if framework.name.startswith("DeepSpeed") and layout.zero in (2, 3) else 0,
         ring=_ring(framework) if layout.cp > 1 else "",
         memory=_memory_of(row, framework, found.memory, layout, model),

@@ -131,7 +131,6 @@ class Platform(KernelHabits):
         shares_by_rank: whether shards that are gathered, or gradients that are scattered, lie in a list of one tensor a
             rank, each of which the host copies by an operation of its own (`all_gather` of lists in PyTorch before
             `_all_gather_base`, which DeepSpeed took until 0.5.9).
-        launch_factor: time of a launch within a model over that of `torch.nn.Linear`'s forward, where `is_eager`.
         num_devices: devices whose slowest the time of its `clock` is of: one, or as many as the runs had that it was
             fitted to, by the mean of what their slowest took (`minitrain.machine.device.KernelRates.slowest`); None
             where devices are as alike as cool ones are, for which no other waits.
@@ -166,7 +165,6 @@ class Platform(KernelHabits):
     batches_messages: str = "no"
     shares_by_rank: bool = False
     persistent: bool = False
-    launch_factor: float = 1.0
     num_devices: float | None = None
     host_update_s: float = 0.257
     memory: str = ""

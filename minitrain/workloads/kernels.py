@@ -423,6 +423,26 @@ def dtensor_launches(num_matrices: int, num_norms: int, num_head_norms: int, *, 
     return round(DTENSOR_LAUNCHES * sum(count * each[is_backward] for count, each in counts))
 
 
+_ADAM_OPERATIONS = 8
+
+
+def adam_launches(num_tensors: int, num_dtensors: int, launch_factor: float = 1.0) -> int:
+    """Return what AdamW takes on one parameter after another (`foreach=False`), in launches.
+
+    Operations are those of `_single_tensor_adamw` in PyTorch's `torch/optim/adamw.py`: decay, `lerp_`, `mul_`,
+    `addcmul_`, `sqrt`, division, `add_` and `addcdiv_`.
+
+    Args:
+        num_tensors: parameters that are plain tensors.
+        num_dtensors: those that are DTensors.
+        launch_factor: time of a launch of the model over that of the optimizer's.
+
+    >>> adam_launches(4, 0), adam_launches(0, 4)
+    (32, 214)
+    """
+    return round(_ADAM_OPERATIONS * (num_tensors + DTENSOR_LAUNCHES * num_dtensors) / launch_factor)
+
+
 _HOOKS = {2: (0.0, 59e-6), 3: (370e-6, 325e-6)}
 """What the host takes for DeepSpeed's hooks, forward and backward, for each weight, s, by stage of ZeRO: of a gradient
 that joins its bucket; of a module's weights that are fetched, put together and released. Measured as time of one core:

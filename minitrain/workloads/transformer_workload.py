@@ -28,7 +28,7 @@ from minitrain.workloads import pass_costs
 from minitrain.workloads.architecture import AVERAGE_BYTES, STATISTIC_BYTES
 from minitrain.workloads.documents import Documents, pairs_of
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
-from minitrain.workloads.kernels import KernelList, kernels_of_weight_pass, newton_schulz
+from minitrain.workloads.kernels import KernelList, adam_launches, kernels_of_weight_pass, newton_schulz
 from minitrain.workloads.linear_attention import require_attention
 from minitrain.workloads.matmul import DENSE, DENSE_LAYER, DenseRows
 from minitrain.workloads.shapes import Degrees, Work, num_factors
@@ -248,7 +248,17 @@ class TransformerWorkload:
             averages=self.model.ema is not None,
             matrices=self.orthogonalised(layer),
             has_factors=self._optimizer == "adafactor",
+            num_launches=self._adam_launches(layer, num_parts, style),
         )
+
+    def _adam_launches(self, layer: int, num_parts: int | Piece, style: Style) -> int:
+        """Return Adam's launches: one, or those of each parameter, which is a DTensor if FSDP2 or ranks divide it."""
+        if not style.by_parameter or self._optimizer != "adam":
+            return 1
+        weights = [weight for weight in self.units[layer].weights if weight.is_trained and not weight.is_shared]
+        has_parts = style.dtensors and num_parts != 1
+        num_dtensors = sum(bool(style.copies_units or (has_parts and weight.cut)) for weight in weights)
+        return adam_launches(len(weights) - num_dtensors, num_dtensors, style.launch_factor)
 
     def load_bytes(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece = 1) -> int:
         """Return the bytes of the parameters of some shards."""

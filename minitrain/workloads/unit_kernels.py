@@ -128,7 +128,7 @@ def _adam_apart(precision: Precision, *, by_lists: bool = False) -> int:
 
     What it keeps is read and written; the gradient is read, read for its norm, and read and written to be clipped. By
     lists, eight kernels read and write what is kept three times, and the gradient twice (`_multi_tensor_adamw` of
-    `torch/optim/adamw.py`, the default of Hugging Face's `Trainer`).
+    `torch/optim/adamw.py`, the default of Hugging Face's `Trainer`), as they do by one parameter after another.
     """
     has_copy = precision.optimizer_bytes > 4 * precision.parameter_bytes
     kept = precision.optimizer_bytes + (0 if has_copy else precision.parameter_bytes)
@@ -219,6 +219,7 @@ def update_kernels(
     averages: bool = False,
     matrices: Shapes = (),
     has_factors: bool = False,
+    num_launches: int = 1,
 ) -> KernelList:
     """Return what a step does with gradients and parameters once they are whole.
 
@@ -230,11 +231,13 @@ def update_kernels(
         averages: whether another kernel takes an average of the weights on.
         matrices: what Muon trains of them: Adam's kernel then has the rest.
         has_factors: whether Adafactor trains them.
+        num_launches: those of Adam.
     """
     if not num_parameters:
         return KernelList()
     in_matrices = sum(map(prod, matrices))
-    adam_bytes = _adam_apart(precision, by_lists=style.hugging_face) if style.apart else ADAM_BYTES * style.eager
+    by_lists = style.by_parameter or (style.apart and style.hugging_face)
+    adam_bytes = _adam_apart(precision, by_lists=by_lists) if style.apart or by_lists else ADAM_BYTES * style.eager
     kernels: list[Kernel] = [MemoryPass("adam", num_parameters - in_matrices, adam_bytes)]
     if has_factors:
         passes = zip(("sums", "norms", "adafactor"), ADAFACTOR_BYTES, strict=True)
@@ -245,7 +248,7 @@ def update_kernels(
         kernels.append(MemoryPass("gradients", num_gradients, precision.gradient_bytes * style.gradient_accesses))
     if averages:
         kernels.append(MemoryPass("average", num_parameters, 3 * AVERAGE_BYTES))
-    return KernelList(tuple(kernels), len(kernels))
+    return KernelList(tuple(kernels), len(kernels) - 1 + num_launches)
 
 
 def _added_up(precision: Precision) -> int:

@@ -369,6 +369,9 @@ class KernelHabits:
             `torch.compile` have it.
         hugging_face: whether these are the operations of Hugging Face's transformers, and of its trainer's AdamW.
         hooked: the stage of ZeRO whose hooks DeepSpeed runs around each module and gradient; 0 without it.
+        launch_factor: time of a launch within a model over that of `torch.nn.Linear`'s forward, or of an
+            optimizer's, where PyTorch dispatches operations one by one.
+        by_parameter: whether AdamW updates one parameter after another (PyTorch's `foreach=False`).
         copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
         copies_parts: whether tensor parallelism's collectives along the sequence are copied into and out of, as
             DTensor's are.
@@ -395,6 +398,8 @@ class KernelHabits:
     apart: bool = False
     hugging_face: bool = False
     hooked: int = 0
+    launch_factor: float = 1.0
+    by_parameter: bool = False
     copies_units: int = 0
     copies_parts: bool = False
     dtensors: bool = False

@@ -77,6 +77,13 @@ def test_fused_norms_leave_a_model_of_hugging_faces_without_its_own_kernels() ->
     assert predict(its_own).seconds > predict(fused).seconds
 
 
+def test_an_optimizer_by_parameter_waits_for_the_host() -> None:
+    at = {"pp": "1", "tp": "8", "dp": "1", "zero": "0", "n_gpus": "8"}
+    usual, single = (case(framework=f"PyTorch FSDP2, eager{word}", **at) for word in ("", ", foreach=False"))
+    assert not single.unread
+    assert predict(single).seconds > predict(usual).seconds
+
+
 @pytest.mark.parametrize(
     "changes",
     [

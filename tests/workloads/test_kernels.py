@@ -269,6 +269,24 @@ def test_the_host_dispatches_operations_on_dtensors_one_by_one() -> None:
         assert norm > forward_kernels(LLAMA, unit, work(2), style).num_launches
 
 
+def test_an_optimizer_by_parameter_takes_eight_operations_of_each() -> None:
+    workload, precision = TransformerWorkload(LLAMA), LLAMA.precision
+    whole, divided = (workload.update_kernels(1, 1, 2, parts, Style(by_parameter=True)) for parts in (1, 2))
+    num_weights, num_matrices = len(LLAMA.units()[2].weights), 3
+    assert whole.num_launches == divided.num_launches == 8 * num_weights
+    kept = precision.optimizer_bytes + 5 * precision.gradient_bytes / 6
+    assert whole.traffic_bytes == pytest.approx(6 * kept * LLAMA.units()[2].num_held_parameters(WHOLE))
+    dispatched = round(8 * (num_weights - num_matrices + DTENSOR_LAUNCHES * num_matrices))
+    style = Style(by_parameter=True, dtensors=True)
+    assert workload.update_kernels(1, 1, 2, 2, style).num_launches == dispatched
+    assert workload.update_kernels(1, 1, 2, 1, style).num_launches == 8 * num_weights
+    slow = Style(by_parameter=True, launch_factor=2)
+    assert workload.update_kernels(1, 1, 2, 1, slow).num_launches == 4 * num_weights
+    sharded = Style(by_parameter=True, copies_units=8)
+    assert workload.update_kernels(1, 8, 2, 1, sharded).num_launches == round(8 * DTENSOR_LAUNCHES * num_weights)
+    assert workload.update_kernels(1, 8, 2, 1, Style()).num_launches == 1
+
+
 def test_eight_bits_are_cast_and_transposed() -> None:
     attention, mlp = LLAMA.units()[1:3]
     eight, tokens, hidden = Style(datatype="float8"), 1024, 1024
