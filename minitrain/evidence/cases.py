@@ -4,7 +4,8 @@ Simulating a case: as many microbatches as the pipeline needs to become steady, 
 
 Beyond its start, a pipeline takes the same time for every further round of microbatches. So a step of many microbatches
 is simulated twice with few, and the difference is the time of a round. `tests/evidence/test_prediction.py` compares
-this with runs of all microbatches.
+this with runs of all microbatches. Where no pieces are known and memory is not asked for, both are put together from a
+step of even fewer (`minitrain.evidence.short_steps`).
 
 Rows that do not say what their authors have tuned: the microbatch, and what backward computes again in JAX.
 
@@ -39,6 +40,7 @@ from minitrain.evidence.rows import (
     require_known,
 )
 from minitrain.evidence.shares import workload_of
+from minitrain.evidence.short_steps import ShortStep
 from minitrain.machine import load_config
 from minitrain.machine.kernel_device import rates_of
 from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
@@ -48,7 +50,7 @@ from minitrain.run.device_memory import DeviceMemory, device_memory_of
 from minitrain.run.parameters import AUTO
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
-from minitrain.search.tuning.layouts import Columns
+from minitrain.search.tuning.layouts import Columns, Order, order_of
 from minitrain.search.tuning.problem import Machine, TuningProblem, pipeline_of, plain_options
 from minitrain.search.tuning.step_figures import fullest_of, spending_of
 from minitrain.workloads.kernels import EIGHT_BIT_CORES
@@ -512,7 +514,8 @@ def _step(case: Case, num_microbatches: int, without: tuple[str, ...], with_memo
     """Simulate a step of a case with some microbatches; rows that differ in their number alone share steps."""
     if not _is_automatic(case):
         composed = _composed(case, num_microbatches, without, with_memory)
-        return composed or _predicted(case, _run(case, num_microbatches, without), with_memory)
+        retimed = None if composed or with_memory else _retimed(case, num_microbatches, without)
+        return composed or _predicted(case, retimed or _run(case, num_microbatches, without), with_memory)
     costs = _pass_costs(case, without)
     timed = _predicted(case, _made_for(case, costs, num_microbatches, without), with_memory=False)
     if not with_memory:
@@ -586,6 +589,30 @@ def _composed(
     if with_memory:
         memory = _kinds(fullest_of(columns, case.platform or COMPONENTS, of_last=case.is_of_last), case.system)
     return Prediction(spent.step_time, dict(zip(TERMS, times, strict=True)), memory)
+
+
+def _retimed(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Run | None:
+    """Return the run of a step that is put together from a shorter one; None where it has to be simulated."""
+    layout, options = case.layout, case.options
+    least = layout.pp if layout.num_chunks > 1 else 3
+    is_known = case.strategy == "megatron" and layout.schedule == "1f1b" and layout.pp > 1 and options["zero"] <= 1
+    if not is_known or _is_slowed_down(case) or num_microbatches < least:
+        return None
+    return _short_step(case, least, without).with_order(_order(case, num_microbatches))
+
+
+@lru_cache(maxsize=1)
+def _short_step(case: Case, num_microbatches: int, without: tuple[str, ...]) -> ShortStep:
+    """Return a short step; the two steps of a prediction follow one another."""
+    run = _run(case, num_microbatches, without)
+    return ShortStep(run, _order(case, num_microbatches), case.layout.microbatch_size)
+
+
+def _order(case: Case, num_microbatches: int) -> Order:
+    """Return what the ranks of a pipeline ask for."""
+    options, layout = case.options, case.layout
+    messages = "hidden" if options["overlap_messages"] else "batched" if options["batch_messages"] else "plain"
+    return order_of(layout.pp, layout.num_chunks, num_microbatches, messages)
 
 
 @lru_cache(maxsize=8)

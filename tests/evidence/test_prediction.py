@@ -10,7 +10,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.evidence import cases
-from minitrain.evidence.cases import TERMS, Case, _composed, _predicted, _run, _step, case_of, predict
+from minitrain.evidence.cases import TERMS, Case, _composed, _predicted, _retimed, _run, _step, case_of, predict
 from minitrain.evidence.errors_by_table import TABLES, rows_of, tables_folder
 from minitrain.evidence.rows import LackingError, framework_of
 from minitrain.run.device_memory import device_memory_of
@@ -134,6 +134,33 @@ def test_pieces_are_slowed_down_beside_replicas_as_simulations_are(vpp: str, mon
 )
 def test_steps_without_pieces_are_simulated(changes: dict[str, str]) -> None:
     assert _composed(case(**changes).bare(), 4, ()) is None
+
+
+EXPERTS = {"mlp": "swiglu", "ep": "2", "n_experts": "8", "top_k": "2", "moe_ffn": "512", "sp": "1"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"ep": "8", "zero": "1", "overlap": "DP overlap", "recompute": "full"},
+        {"ep": "4", "zero": "1", "overlap": "DP overlap", "recompute": "none"},
+        {"vpp": "2", "zero": "1", "overlap": "DP overlap, p2p overlap", "framework": "Megatron-Core"},
+        {"pp": "4", "n_gpus": "32", "vpp": "2", "overlap": "p2p overlap", "framework": "Megatron-Core"},
+    ],
+    ids=str,
+)
+def test_steps_from_shorter_ones_are_those_of_simulations(changes: dict[str, str]) -> None:
+    found = case(**{**EXPERTS, **changes}).bare()
+    for number in (4, 8):
+        retimed = _retimed(found, number, ())
+        assert retimed is not None
+        assert _predicted(found, retimed, with_memory=False) == _predicted(found, _run(found, number, ()), False)
+
+
+@pytest.mark.parametrize("changes", [{"zero": "2"}, {"schedule": "ZB-H1"}, {"pp": "1", "dp": "8"}], ids=str)
+def test_other_steps_are_simulated(changes: dict[str, str]) -> None:
+    assert _retimed(case(**{**EXPERTS, **changes}).bare(), 4, ()) is None
 
 
 @pytest.mark.parametrize(("year", "memory"), [(" (2023)", "megatron local"), ("", "transformer engine")])

@@ -184,19 +184,19 @@ def _lengthen(models: Sequence[FoldedModel], found: Microbatches, starts: Sequen
         found: the microbatches of the step.
         starts: when each class begins, s.
     """
-    short = [_Columns.of(model) for model in models]
+    short = [Performed.of(model) for model in models]
     known = [columns for columns in short if columns is not None]
     ranks = [model._rank for model in models]
-    clocks = _clocks(known, ranks, starts) if len(known) == len(models) else None
-    if clocks is None or not all(map(_are_as_simulated, models, clocks)):
+    clocks = clocks_of(known, ranks, starts) if len(known) == len(models) else None
+    if clocks is None or not all(map(are_as_simulated, models, clocks)):
         return False
     longer = [_longer(columns, found) for columns in known]
     whole = [columns for columns in longer if columns is not None]
-    clocks = _clocks(whole, ranks, starts) if len(whole) == len(models) else None
+    clocks = clocks_of(whole, ranks, starts) if len(whole) == len(models) else None
     if clocks is None:
         return False
     for model, columns, times in zip(models, whole, clocks, strict=True):
-        _write(model, columns, times)
+        write_steps(model, columns, times)
         model._global_batch_size = model._global_batch_size // found.few * found.count
         for counted in ("_recomputed_flop", "_routed_copies", "_dropped_copies"):
             number = getattr(model, counted)
@@ -204,7 +204,7 @@ def _lengthen(models: Sequence[FoldedModel], found: Microbatches, starts: Sequen
     return True
 
 
-def _are_as_simulated(model: FoldedModel, clocks: _Clocks) -> bool:
+def are_as_simulated(model: FoldedModel, clocks: _Clocks) -> bool:
     """Return whether the clocks of a class are those that were simulated, to the last float."""
     rows = model._rows
     return (
@@ -215,7 +215,7 @@ def _are_as_simulated(model: FoldedModel, clocks: _Clocks) -> bool:
     )
 
 
-def _write(model: FoldedModel, columns: _Columns, clocks: _Clocks) -> None:
+def write_steps(model: FoldedModel, columns: Performed, clocks: _Clocks) -> None:
     """Give a class the rows of the whole step."""
     lowest = {key: of_lowest(samples) for key, samples in _distinct(columns.samples).items()}
     model.symbolic_columns[SAMPLES] = columns.samples
@@ -240,7 +240,7 @@ NO_MICROBATCH = -1
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class Performed:
     """What a class does, without clocks: a value an operation in each list.
 
     Args:
@@ -258,7 +258,7 @@ class _Columns:
     samples: list[Any]
 
     @classmethod
-    def of(cls, model: FoldedModel) -> _Columns | None:
+    def of(cls, model: FoldedModel) -> Performed | None:
         """Return what a class has done; None where it passes on what it awaits."""
         rows = model._rows
         if LAYER in model.symbolic_columns or not all(
@@ -277,10 +277,10 @@ class _Columns:
         return cls(typ, layer, price, memory, stream, mode, note, samples)
 
 
-def _longer(short: _Columns, found: Microbatches) -> _Columns | None:
+def _longer(short: Performed, found: Microbatches) -> Performed | None:
     """Return what a class does in the whole step; None where no block comes twice."""
     distinct = _distinct(short.samples)
-    numbers = {key: _microbatch_of(samples, found) for key, samples in distinct.items()}
+    numbers = {key: microbatch_of(samples, found) for key, samples in distinct.items()}
     if None in numbers.values():
         return None
     microbatch: Any = [numbers[id(samples)] for samples in short.samples]
@@ -306,10 +306,10 @@ def _longer(short: _Columns, found: Microbatches) -> _Columns | None:
         own = short.samples[places.start : places.stop]
         moved = {key: _moved(one, found, by) for key, one in _distinct(own).items()}
         samples += [moved[id(one)] for one in own]
-    return _Columns(typ, layer, price, memory, stream, mode, note, samples)
+    return Performed(typ, layer, price, memory, stream, mode, note, samples)
 
 
-def _block(short: _Columns, microbatch: Sequence[int], found: Microbatches) -> range | None:
+def _block(short: Performed, microbatch: Sequence[int], found: Microbatches) -> range | None:
     """Return the operations of a block that comes twice, one after the other, with as many microbatches in."""
     ends = {number: place for place, number in enumerate(microbatch)}
     sizes = {ends[number + found.period] - ends[number] for number in range(found.few - found.period)}
@@ -338,7 +338,7 @@ def _told(place: int, note: Note, microbatch: Sequence[int]) -> tuple[Any, ...]:
     return _tag(note, microbatch[place], None), note.overlaps, awaited, *(before - place for before in note.after)
 
 
-def _note(short: _Columns, place: int, further: int, microbatch: Sequence[int], by: int) -> Note:
+def _note(short: Performed, place: int, further: int, microbatch: Sequence[int], by: int) -> Note:
     """Return the note of an operation that comes so many operations, and so many microbatches, later."""
     found: Any = short.note[place]
     note = Note(_tag(found, microbatch[place], microbatch[place] + by))
@@ -354,7 +354,7 @@ def _tag(note: Note, microbatch: int, wanted: Any) -> Any:
     return (*tag[:-1], wanted) if isinstance(tag, tuple) and tag[-1:] == (microbatch,) else tag
 
 
-def _microbatch_of(samples: Any, found: Microbatches) -> int | None:
+def microbatch_of(samples: Any, found: Microbatches) -> int | None:
     """Return which microbatch some samples are; `NO_MICROBATCH` for a replica's or more, or none; else None."""
     if not samples:
         return NO_MICROBATCH
@@ -376,7 +376,7 @@ def _moved(samples: Any, found: Microbatches, by: int) -> Any:
     if not samples:
         return samples
     few, count = found.few, found.count
-    is_all = _microbatch_of(samples, found) == NO_MICROBATCH
+    is_all = microbatch_of(samples, found) == NO_MICROBATCH
 
     def moved(bound: int) -> int:
         return bound // few * count if is_all else bound + by * found.size
@@ -397,7 +397,7 @@ class _Clocks(NamedTuple):
     end: float
 
 
-def _clocks(columns: Sequence[_Columns], ranks: Sequence[int], starts: Sequence[float]) -> list[_Clocks] | None:
+def clocks_of(columns: Sequence[Performed], ranks: Sequence[int], starts: Sequence[float]) -> list[_Clocks] | None:
     """Work out the clocks of classes that communicate; None where they wait for one another in a circle.
 
     Args:
@@ -438,7 +438,7 @@ class _Class:
         meetings: where classes meet, to which it adds itself.
     """
 
-    def __init__(self, columns: _Columns, rank: int, start: float, sent: _Sent, meetings: _Meetings) -> None:
+    def __init__(self, columns: Performed, rank: int, start: float, sent: _Sent, meetings: _Meetings) -> None:
         self._columns, self._rank, self._sent, self._clock = columns, rank, sent, start
         self._meetings = meetings
         self._seconds = [price.seconds for price in columns.price]
