@@ -339,7 +339,8 @@ def _load_only_one(path: Path) -> tuple[str, Strategy]:
 def strategies_of_file(path: Path) -> dict[str, Strategy]:
     """Return the strategies of a Python file by name: public async functions of one model that it defines or makes.
 
-    Where there are none, those whose first argument is `model`: others, such as `microbatch_size`, are options.
+    Where there are none, those whose first argument is `model`: others, such as `microbatch_size`, are options. A
+    function that is given a layer is a part of a strategy.
 
     Raises:
         StrategyError: the file cannot be loaded.
@@ -351,10 +352,9 @@ def strategies_of_file(path: Path) -> dict[str, Strategy]:
         if inspect.iscoroutinefunction(function) and not name.startswith("_") and _is_of(module, function)
     }
     of_model = {name: function for name, function in functions.items() if _takes_a_model(function)}
+    names = {name: [*inspect.signature(function).parameters] for name, function in functions.items()}
     return of_model or {
-        name: function
-        for name, function in functions.items()
-        if [*inspect.signature(function).parameters][:1] == ["model"]
+        name: functions[name] for name, taken in names.items() if taken[:1] == ["model"] and "layer" not in taken
     }
 
 

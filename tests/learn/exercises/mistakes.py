@@ -154,7 +154,7 @@ MISTAKES: dict[str, Mistake] = {
         "laws", "kept back", "does not divide the rank's samples", hidden=True),
     "gradients_are_averaged": Mistake(
         "01", changed(ACCUMULATE, (ADDED, ADDED + "            grads[layer] = grads[layer] / microbatch_size\n")),
-        "runs", "unsupported operand", "nothing to divide"),
+        "laws", "cannot be scaled", "leave the factor out"),
     "new_gradients_pile_up": Mistake(
         "01", changed(ACCUMULATE, ("    for samples in cut", "    kept = []\n    for samples in cut"),
                       ("            del new\n", "            kept.append(new)\n")),
@@ -651,7 +651,7 @@ MISTAKES: dict[str, Mistake] = {
     "the_mean_is_taken_by_hand": Mistake(
         "23", changed(LOCAL, ("model.outer_update(layer, grad_weights.pop(layer), weights[layer])",
                               "model.outer_update(layer, grad_weights.pop(layer) / model.world_size, weights[layer])")),
-        "runs", "unsupported operand", "outer_update takes the sum"),
+        "laws", "cannot be scaled", "only outer gradients are summed over ranks"),
     "the_common_weight_takes_a_usual_update": Mistake(
         "23", changed(LOCAL, ("model.outer_update(layer, grad_weights.pop(layer), weights[layer])",
                               "model.update(layer, grad_weights.pop(layer), weights[layer], opt_states[layer])[0]")),
