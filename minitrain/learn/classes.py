@@ -240,9 +240,8 @@ def grade_one(submission: Submission, limits: Limits, picture: Path | None = Non
             from minitrain.learn.picture import write_picture  # noqa: PLC0415  (only where somebody looks)
 
             write_picture(found, submission.exercise, picture)
-            found = replace(
-                found, drawn_run=None, drawn_case=None, asked=None
-            )  # which would go from process to process
+            # What was drawn need not go from process to process.
+            found = replace(found, drawn_run=None, drawn_case=None, asked=None)
     except UsageError:
         raise
     except MemoryError:

@@ -397,7 +397,10 @@ def copied_parts(num_elements: int, element_bytes: int, num_copies: int) -> Memo
     return MemoryPass("parts", num_elements, 2 * num_copies * element_bytes)
 
 
-DTENSOR_LAUNCHES = 90e-6 / 13.48e-6
+_LAUNCH_S = 13.48e-6
+"""An x86 host's launch, s, in which such times are counted (`minitrain.machine.kernel_device.EAGER_LAUNCH_S`)."""
+
+DTENSOR_LAUNCHES = 90e-6 / _LAUNCH_S
 """Launches that PyTorch could make while it dispatches an operation on DTensors whose sharding it has seen before:
 90 us (`expected_dispatch_time` of its `test/distributed/tensor/test_dtensor_dispatch_overhead.py`, of PyTorch 2.9)."""
 
@@ -455,7 +458,7 @@ def hook_launches(stage: int, num_weights: int, *, is_backward: bool) -> int:
     >>> hook_launches(3, 5, is_backward=False), hook_launches(2, 5, is_backward=False)
     (137, 0)
     """
-    return round(num_weights * _HOOKS[stage][is_backward] / 13.48e-6)
+    return round(num_weights * _HOOKS[stage][is_backward] / _LAUNCH_S)
 
 
 def copied_unit(num_parameters: int, num_ranks: int, summed_bytes: int, *, is_backward: bool) -> MemoryPass:
