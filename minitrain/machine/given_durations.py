@@ -38,6 +38,7 @@ from minitrain.machine.network import no_such_algorithm
 from minitrain.machine.predictor import DevicePredictor
 from minitrain.machine.price import FREE, Account, Part, Predictor, Price, RankPredictors
 from minitrain.operations import COMPUTING, EVENT_TYPES, HOST_MOVES, RECV, SEND
+from minitrain.operations.collectives import COLLECTIVES
 from minitrain.workloads.matmul import MATMUL_LAYER
 from minitrain.workloads.workload import USUAL, PassMode, Workload
 
@@ -190,9 +191,7 @@ _LIKE = {
     "keys_values": "forward",
     "project": "forward",
 }
-_SHARES = {"all_reduce": 2.0}  # how often a byte crosses the wire, times (n - 1) / n (Thakur et al. 2005)
 MESSAGES = (SEND, RECV, *HOST_MOVES)
-_ONE_WAY = ("broadcast", "reduce", "send", "recv", "barrier")
 
 
 class Asked(NamedTuple):
@@ -488,8 +487,13 @@ def _crowding(ranks: int, calibration: Calibration) -> float:
 
 
 def _on_wire(asked: Asked) -> float:
-    """Return how often each byte crosses the wire of a member."""
-    return 1.0 if asked.name in _ONE_WAY else _SHARES.get(asked.name, 1.0) * (asked.members - 1) / asked.members
+    """Return how often each byte crosses the wire of a member (Thakur et al. 2005)."""
+    record = COLLECTIVES.get(asked.name)
+    if record is None:
+        return 1.0
+    if record.passes:
+        return record.passes * (asked.members - 1) / asked.members
+    return record.wire_share(asked.members) or 1.0  # a barrier carries nothing, and takes as long as it takes
 
 
 def _in_words(asked: Asked) -> str:

@@ -209,7 +209,7 @@ class Column:
         return f"{self.cell(row)}{space}%" if is_share else self.cell(row)
 
 
-def _must_be_held(row: Row) -> float | None:
+def must_be_held(row: Row) -> float | None:
     """Return the bytes that a device must hold: of transformers, more than the tensors."""
     needed: float | None = row.get("needed_memory_bytes") or row["peak_memory_bytes"]
     return needed
@@ -231,9 +231,9 @@ def per_second(rate: float) -> str:
 
 _whole, _two = "{:,.0f}".format, "{:.2f}".format
 _STEP = Column("step", "step_time_s", text=duration)
-_STEP_MS = Column("step ms", "step_time_s", 1e3, "{:.3f}".format)
-_MEMORY = Column("GiB", _must_be_held, 1 / GIB)
-_PEAK = Column("peak GiB", _must_be_held, 1 / GIB, _two)
+STEP_MS = Column("step ms", "step_time_s", 1e3, "{:.3f}".format)
+_MEMORY = Column("GiB", must_be_held, 1 / GIB)
+_PEAK = Column("peak GiB", must_be_held, 1 / GIB, _two)
 _TENSORS = Column("tensors GiB", "peak_memory_bytes", 1 / GIB, _two, gives_way=True)
 _MFU = Column("MFU %", "mfu", 100, title="MFU")
 _HFU = Column("HFU %", "hfu", 100, title="HFU", gives_way=True)
@@ -245,9 +245,9 @@ _DOLLARS = Column("USD", "dollars", 1, "{:.4g}".format, gives_way=True)
 
 TABLES: Mapping[str, tuple[Column, ...]] = MappingProxyType(
     {
-        "compare": (_STEP_MS, _PEAK, _MFU, _BUBBLE, _COMM),
+        "compare": (STEP_MS, _PEAK, _MFU, _BUBBLE, _COMM),
         "compare transformers": (
-            _STEP_MS,
+            STEP_MS,
             replace(_PEAK, head="needed GiB"),
             _MFU,
             _BUBBLE,
@@ -257,8 +257,8 @@ TABLES: Mapping[str, tuple[Column, ...]] = MappingProxyType(
             _TENSORS,
         ),
         "machines": (_STEP, replace(_TOKENS, head="tok/s"), _MFU, _MEMORY),
-        "sweep": (_STEP_MS, _PEAK, _SAMPLES, _MFU),
-        "page of a sweep": (_STEP_MS, _PEAK, _SAMPLES, _MFU, _BUBBLE, _COMM),
+        "sweep": (STEP_MS, _PEAK, _SAMPLES, _MFU),
+        "page of a sweep": (STEP_MS, _PEAK, _SAMPLES, _MFU, _BUBBLE, _COMM),
         "tune": (_STEP, replace(_TOKENS, head="tok/s/GPU"), _MFU, _MEMORY, _DOLLARS),
         "page of a search": (
             Column("step s", "step_time_s"),
@@ -271,7 +271,7 @@ TABLES: Mapping[str, tuple[Column, ...]] = MappingProxyType(
         ),
         "run": (_MFU, _BUBBLE, _COMM),
         "explorer": (
-            _STEP_MS,
+            STEP_MS,
             Column("tok/s", "tokens_per_second", 1, _whole, "tokens/s"),
             _MFU,
             replace(_DOLLARS, title="USD a step"),

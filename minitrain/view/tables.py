@@ -20,7 +20,7 @@ from rich.text import Text
 from minitrain.errors import OutOfMemoryError, text_of
 from minitrain.plain_text import printable
 from minitrain.run.analysis.labels import GIB, duration, size
-from minitrain.run.figures import TABLES, FiguresOf
+from minitrain.run.figures import STEP_MS, TABLES, Column, FiguresOf, must_be_held
 from minitrain.tensors.index_sets import grouped
 from minitrain.view.run_folder import MESSAGES, communication_text, memory_text, notes_of_all, peak_text, title_of
 
@@ -63,32 +63,35 @@ def comparison_table(comparison: Comparison, tokens: float | None = None) -> Tab
     table.add_column("\nstrategy", overflow="fold", min_width=8)
     scale, unit = _unit(max((run.step_time for run in comparison.succeeded), default=0))
     trains = any(run.trained_model for run in comparison.succeeded)
-    step, memory, *others = TABLES["compare transformers" if trains else "compare"]
-    step = replace(step, head=f"step {unit}", scale=scale, text=_number)
     of_tokens = budget_columns() if trains and tokens is not None else ()
-    others = [column for column in others if not (of_tokens and column.gives_way)]
-    heads = [column.head.replace(" ", "\n", 1) for column in (step, memory, *others)]
-    for head in (*heads, *(f"\n{name}" for name in of_tokens)):
+    columns = [
+        replace(column, head=f"step {unit}", scale=scale, text=_number) if column is STEP_MS else column
+        for column in TABLES["compare transformers" if trains else "compare"]
+        if not (of_tokens and column.gives_way)
+    ]
+    for head in (*(column.head.replace(" ", "\n", 1) for column in columns), *(f"\n{name}" for name in of_tokens)):
         table.add_column(head, justify="right", no_wrap=True)
     winner = comparison.winner
     for run in comparison.succeeded:
         row = FiguresOf(run)
-        held = memory.cell(row)
         table.add_row(
             Text("★", style="green") if run is winner else "",
             _text(run.strategy),
-            step.cell(row),
-            held if run.oom is None else Text(f"{held} OOM", style="red"),
-            *(column.cell(row) for column in others),
+            *(column.cell(row) if run.oom is None else _out_of_memory(column, row) for column in columns),
             *(budget_cells(run.for_tokens(tokens)) if of_tokens and tokens is not None else ()),
             style="bold" if run is winner else "",
         )
     for failure in comparison.failed:
-        nothing = [""] * (1 + len(others) + len(of_tokens))
-        table.add_row("", _text(failure.strategy), Text(_end(failure.error), style="red"), *nothing)
+        table.add_row("", _text(failure.strategy), Text(_end(failure.error), style="red"))
     notes = comparison_notes(comparison)
     table.caption = _text("\n".join(notes)) if notes else None
     return table
+
+
+def _out_of_memory(column: Column, row: FiguresOf) -> str | Text:
+    """Return a cell of a run that needs more memory than there is, with that beside what it needs."""
+    cell = column.cell(row)
+    return Text(f"{cell} OOM", style="red") if column.of is must_be_held else cell
 
 
 def _end(error: Exception) -> str:

@@ -17,6 +17,7 @@ import pytest
 import minitrain as mt
 from minitrain.cli.trace import _WRITERS
 from minitrain.engine.model import Model, watched
+from minitrain.engine.strategy_model import StrategyModel
 from minitrain.machine.given_durations import FixedPredictor
 from minitrain.operations import EVENT_TYPES
 from minitrain.operations.collectives import COLLECTIVES, TRANSFERS
@@ -102,6 +103,11 @@ CONSUMERS: list[Callable[[Any], None]] = [
 @pytest.mark.parametrize("name", RECORDS)
 def test_everybody_knows_every_operation(name: str, reads: Callable[[Any], None]) -> None:
     reads(RECORDS[name])
+
+
+def test_whatever_a_rank_awaits_has_a_record() -> None:
+    awaited = {name for name, method in vars(StrategyModel).items() if inspect.iscoroutinefunction(method)}
+    assert awaited == {*COLLECTIVES, *(record.submits.removeprefix("_") for record in TRANSFERS.values())}
 
 
 async def meets(model: Any) -> Any:

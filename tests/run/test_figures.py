@@ -66,7 +66,7 @@ def test_a_new_figure_of_runs_is_known_of_each_of_many_machines(
 
 def test_a_column_that_is_added_to_a_table_is_shown_there(monkeypatch: pytest.MonkeyPatch) -> None:
     new = Column("step µs", "step_time_s", 1e6, "{:.2f}".format, title="step in µs")
-    monkeypatch.setattr(figures, "TABLES", {name: (*shown, new) for name, shown in TABLES.items()})
+    monkeypatch.setattr(figures, "TABLES", {name: (new, *shown) for name, shown in TABLES.items()})
     for module in ("tables", "run_folder"):
         monkeypatch.setattr(f"minitrain.view.{module}.TABLES", figures.TABLES)
     comparison = mt.compare(["ddp", "zero3"], **SMALL)
