@@ -25,8 +25,14 @@ from minitrain.cli.options import group
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
-from minitrain.run import strategy_loading
 from minitrain.run.run_file import plain
+from minitrain.run.strategy_loading import (
+    Strategy,
+    StrategyOption,
+    documented_options,
+    load_strategy,
+    strategies_of_file,
+)
 from minitrain.view.tables import facts_table, filled_table, plain_table
 from minitrain.workloads.transformer import Transformer, find_model, models, saved_bytes_per_token, summary
 from minitrain.workloads.workload import RECOMPUTE
@@ -198,15 +204,15 @@ def strategies(name: str | None = None, *, as_json: bool = False) -> None:
         name (NAME): The strategy to show: a name, path.py or path.py:function; all if left out.
         as_json: Print JSON instead of a table.
     """
-    if name is None or (name.endswith(".py") and len(strategy_loading.strategies_of_file(Path(name))) > 1):
+    if name is None or (name.endswith(".py") and len(strategies_of_file(Path(name))) > 1):
         if name is None and not mt.strategies():
             raise UsageError("this is the minitrain for students, which ships no strategies; name a file of yours")
-        _list(mt.strategies() if name is None else strategy_loading.strategies_of_file(Path(name)), as_json=as_json)
+        _list(mt.strategies() if name is None else strategies_of_file(Path(name)), as_json=as_json)
     else:
-        _show(*strategy_loading.load_strategy(name), as_json=as_json)
+        _show(*load_strategy(name), as_json=as_json)
 
 
-def _list(found: Mapping[str, strategy_loading.Strategy], *, as_json: bool) -> None:
+def _list(found: Mapping[str, Strategy], *, as_json: bool) -> None:
     """Print what each strategy is."""
     docs = {name: _what_it_is(function) for name, function in found.items()}
     if as_json:
@@ -217,10 +223,10 @@ def _list(found: Mapping[str, strategy_loading.Strategy], *, as_json: bool) -> N
     print_table(table)
 
 
-def _show(name: str, function: strategy_loading.Strategy, *, as_json: bool) -> None:
+def _show(name: str, function: Strategy, *, as_json: bool) -> None:
     """Print what a strategy is, what sizes it needs, and its options."""
     doc = inspect.getdoc(function) or ""
-    rules, options = _rules(doc), strategy_loading.documented_options(function)
+    rules, options = _rules(doc), documented_options(function)
     if as_json:
         listed = [{**asdict(option), "default": _for_json(option.default)} for option in options]
         print_json({"strategy": name, "description": _what_it_is(function), "rules": rules, "options": listed})
@@ -247,7 +253,7 @@ def _wrapped(paragraphs: Sequence[str]) -> Iterator[str]:
         yield from textwrap.wrap(paragraph, Console().width) or [""]
 
 
-def _example(options: Sequence[strategy_loading.StrategyOption]) -> str:
+def _example(options: Sequence[StrategyOption]) -> str:
     """Return an option with a value that it takes: the last default, or else a word that its meaning quotes."""
     option = next((option for option in reversed(options) if option.default is not None), options[-1])
     quoted = re.search(r'"(\w+)"', option.meaning)
@@ -260,7 +266,7 @@ def _for_json(default: Any) -> Any:
     return [plain(one) for one in default] if isinstance(default, tuple) else plain(default)
 
 
-def _what_it_is(function: strategy_loading.Strategy) -> str:
+def _what_it_is(function: Strategy) -> str:
     """Return a strategy in one line: the first one of its module, if that has only this one, or its own."""
     module = inspect.getmodule(function)
     is_shipped = function in mt.strategies().values()

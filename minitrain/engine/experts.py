@@ -37,10 +37,23 @@ from minitrain.engine.state import RankState
 from minitrain.errors import LawError
 from minitrain.operations import UNITS_PER_ELEMENT
 from minitrain.operations.collectives import describe
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, placed
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight
 from minitrain.tensors.expert_load import ExpertLoad, as_imbalance, expert_load
 from minitrain.tensors.index_sets import ranges, singleton
 from minitrain.tensors.kinds import altered, passage_of
+from minitrain.tensors.placed import (
+    ExpertGrad,
+    ExpertOptState,
+    ExpertOutputs,
+    ExpertOutputsGrad,
+    ExpertWeight,
+    RoutedTokens,
+    RoutedTokensGrad,
+    RouterGrad,
+    RouterOptState,
+    RouterWeight,
+    turned_into,
+)
 from minitrain.workloads.expert_layers import ROUTER, ExpertLayers, ExpertPass, Piece, division_of
 from minitrain.workloads.shapes import Cut
 from minitrain.workloads.workload import USUAL, Context, PassMode, Recompute, takes_again
@@ -53,9 +66,7 @@ class ExpertComputation(RankState):
         """Return whether a layer has experts that can be divided among ranks."""
         return _has_experts(self, layer)
 
-    def load_router(
-        self, layer: int, shard: int = 0, num_shards: int = 1
-    ) -> tuple[placed.RouterWeight, placed.RouterOptState]:
+    def load_router(self, layer: int, shard: int = 0, num_shards: int = 1) -> tuple[RouterWeight, RouterOptState]:
         """Load what every rank holds of a layer with experts: norm, router and shared experts.
 
         Args:
@@ -68,11 +79,11 @@ class ExpertComputation(RankState):
         """
         _law_of_load(self, "load_router", layer, shard, num_shards)
         sizes = layer, self._num_layers, 0, singleton(shard), num_shards
-        return self._loaded(ROUTER, placed.RouterWeight(*sizes), placed.RouterOptState(*sizes))  # type: ignore[return-value]  # as given
+        return self._loaded(ROUTER, RouterWeight(*sizes), RouterOptState(*sizes))  # type: ignore[return-value]  # as given
 
     def load_experts(
         self, layer: int, shard: int = 0, num_shards: int = 1, *, part: int = 0, num_parts: int = 1
-    ) -> tuple[placed.ExpertWeight, placed.ExpertOptState]:
+    ) -> tuple[ExpertWeight, ExpertOptState]:
         """Load one part of a layer's experts, or a shard of that part.
 
         Args:
@@ -91,7 +102,7 @@ class ExpertComputation(RankState):
         _require_divides(self, num_parts)
         fields = layer, self._num_layers, 0, singleton(shard), num_shards, singleton(part), num_parts
         piece = Piece("experts", num_parts)
-        return self._loaded(piece, placed.ExpertWeight(*fields), placed.ExpertOptState(*fields))  # type: ignore[return-value]  # as given
+        return self._loaded(piece, ExpertWeight(*fields), ExpertOptState(*fields))  # type: ignore[return-value]  # as given
 
     def _loaded(self, piece: Piece, weight: Weight, state: OptState) -> tuple[Weight, OptState]:
         """Log a load, and return weight and state with their sizes."""
@@ -109,7 +120,7 @@ class ExpertComputation(RankState):
         capacity_factor: float | None = None,
         drop_tokens: bool = True,
         recompute: Recompute | None = None,
-    ) -> placed.RoutedTokens:
+    ) -> RoutedTokens:
         """Choose experts for each token, and return copies of the tokens for all parts of the experts.
 
         Args:
@@ -142,7 +153,7 @@ class ExpertComputation(RankState):
         self._record_around("route", layer, inp)
         of_batch = layer, self._num_layers, samples, self._global_batch_size
         parts = laws.every(num_parts), num_parts
-        tokens = self._sized(placed.RoutedTokens(*of_batch, *parts, samples, load, sequence, sequence))
+        tokens = self._sized(RoutedTokens(*of_batch, *parts, samples, load, sequence, sequence))
         passage_of(inp).mode = mode
         self._keep_for_router(layer, inp, combined=False)
         if not is_again:
@@ -189,7 +200,7 @@ class ExpertComputation(RankState):
 
     def backward_combine(
         self, layer: int, inp: Activation, outputs: Activation, grad: ActivationGrad
-    ) -> placed.ExpertOutputsGrad:
+    ) -> ExpertOutputsGrad:
         """Take a gradient back to what the experts have made of the samples' tokens.
 
         Args:
@@ -203,11 +214,11 @@ class ExpertComputation(RankState):
         """
         _law_of_backward_combine(self, layer, inp, outputs, grad)
         self._record_around("backward_combine", layer, inp)
-        return self._sized(placed.turned_into(placed.ExpertOutputsGrad, outputs))
+        return self._sized(turned_into(ExpertOutputsGrad, outputs))
 
     def backward_route(
         self, layer: int, inp: Activation, grad: ActivationGrad, tokens_grad: ActivationGrad, weight: Weight
-    ) -> tuple[placed.RouterGrad, ActivationGrad]:
+    ) -> tuple[RouterGrad, ActivationGrad]:
         """Take gradients back through shared experts, router and norm.
 
         Args:
@@ -230,7 +241,7 @@ class ExpertComputation(RankState):
         self._compute_again_around(layer, inp)
         self._record_around("backward_route", layer, inp)
         of_batch = layer, self._num_layers, inp.samples, self._global_batch_size
-        weight_grad = placed.RouterGrad(*of_batch, sequence=inp.sequence)
+        weight_grad = RouterGrad(*of_batch, sequence=inp.sequence)
         return self._sized(weight_grad), self._sized(altered(grad, layer=layer - 1))
 
     def _record_around(self, typ: str, layer: int, inp: Activation) -> None:
@@ -271,7 +282,7 @@ def forward_experts(model: RankState, layer: int, tokens: Any, weight: Any, reco
     mode = _mode(model, tokens, mode_of(recompute).recompute)
     passage_of(tokens).mode = mode
     _record(model, "forward", layer, tokens, mode)
-    outputs = model._sized(placed.turned_into(placed.ExpertOutputs, tokens))
+    outputs = model._sized(turned_into(ExpertOutputs, tokens))
     kept = _experts_of(model).kept_by_experts(layer, mode.num_copies, mode.recompute)
     model._resize(tokens, kept * UNITS_PER_ELEMENT)
     return outputs
@@ -279,14 +290,14 @@ def forward_experts(model: RankState, layer: int, tokens: Any, weight: Any, reco
 
 def backward_experts(
     model: RankState, typ: str, layer: int, tokens: Any, grad: Any, weight: Any = None
-) -> tuple[placed.ExpertGrad, placed.RoutedTokensGrad]:
+) -> tuple[ExpertGrad, RoutedTokensGrad]:
     """Take gradients back through a part of a layer's experts; a split backward uses one of the results."""
     _law_of_backward(model, typ, layer, tokens, grad, weight)
     mode = passage_of(tokens).mode or _mode(model, tokens)
     if typ != "backward_weight":
         _compute_experts_again(model, typ, layer, tokens, mode)
     _record(model, typ, layer, tokens, mode)
-    weight_grad = placed.ExpertGrad(
+    weight_grad = ExpertGrad(
         layer,
         model._num_layers,
         tokens.samples,
@@ -295,7 +306,7 @@ def backward_experts(
         num_parts=tokens.num_parts,
         sequence=tokens.sequence,
     )
-    return model._sized(weight_grad), model._sized(placed.turned_into(placed.RoutedTokensGrad, tokens))
+    return model._sized(weight_grad), model._sized(turned_into(RoutedTokensGrad, tokens))
 
 
 def update_piece(model: RankState, weight: Any, weight_grad: Any, state: Any) -> tuple[Any, Any]:
@@ -352,8 +363,8 @@ def _mode_around(num_parts: int, recompute: Recompute) -> PassMode:
 
 _OF_PIECE: Mapping[type[Any], tuple[type, type]] = MappingProxyType(
     {
-        placed.ExpertWeight: (placed.ExpertGrad, placed.ExpertOptState),
-        placed.RouterWeight: (placed.RouterGrad, placed.RouterOptState),
+        ExpertWeight: (ExpertGrad, ExpertOptState),
+        RouterWeight: (RouterGrad, RouterOptState),
     }
 )
 
@@ -454,9 +465,9 @@ def _law_of_backward_combine(model: RankState, layer: int, inp: Any, outputs: An
 def _law_of_forward(model: RankState, layer: int, tokens: Any, weight: Any) -> None:
     """Require copies of tokens for the part of the experts that the weight is, in storage, both of the layer."""
     op = "forward"
-    if isinstance(weight, placed.RouterWeight):
+    if isinstance(weight, RouterWeight):
         raise _router_does_not_pass(model, op, layer, weight)
-    if isinstance(weight, placed.ExpertWeight) and type(tokens) is Activation:
+    if isinstance(weight, ExpertWeight) and type(tokens) is Activation:
         rule = (
             f"experts must be given copies of tokens, got {describe(tokens)}; route it, and all_to_all the copies over "
             "the ranks that hold the parts"
@@ -493,7 +504,7 @@ def _require_of_part(model: RankState, op: str, name: str, copies: Any, weight: 
 
 def _law_of_backward(model: RankState, op: str, layer: int, tokens: Any, grad: Any, weight: Any) -> None:
     """Require copies of tokens, the gradients of what was made of them, and the part of the experts, in storage."""
-    if isinstance(weight, placed.RouterWeight):
+    if isinstance(weight, RouterWeight):
         raise _router_does_not_pass(model, op, layer, weight)
     laws.require_inputs(model, op, layer, tokens, grad, weight, of_experts=True)
     if grad.parts != tokens.parts or grad.num_parts != tokens.num_parts:

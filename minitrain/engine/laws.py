@@ -20,10 +20,21 @@ from minitrain.errors import LawError, TensorTypeError
 from minitrain.files import shown
 from minitrain.operations.collectives import describe
 from minitrain.operations.computations import COMPUTATIONS
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad, placed
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.fields import OnHost
 from minitrain.tensors.index_sets import SequencePart, overlapping_shards, ranges
 from minitrain.tensors.kinds import LocalWeight
+from minitrain.tensors.placed import (
+    COPIES,
+    OF_ATTENTION,
+    PARTIAL,
+    ActivationGradShard,
+    ActivationShard,
+    TableGrad,
+    WeightGradPart,
+    WeightPart,
+    in_pieces,
+)
 
 if TYPE_CHECKING:
     from minitrain.engine.state import RankState
@@ -136,16 +147,16 @@ def require_whole(model: RankState, op: str, name: str, value: Any) -> None:
     """Require a complete sum over a whole sequence."""
     if value.__class__ in _WHOLE:
         return
-    if isinstance(value, placed.PARTIAL):
+    if isinstance(value, PARTIAL):
         missing = ranges(set(range(value.num_parts)) - value.parts)
         rule = (
             f"{name} must be a complete sum, got {describe(value)}; {are(missing)} missing: all_reduce it over the "
             "ranks that hold the parts (or reduce_scatter it, for shards of the sequence)"
         )
         raise broken(model, op, rule, value.layer, value=value)
-    if isinstance(value, placed.OF_ATTENTION):
+    if isinstance(value, OF_ATTENTION):
         raise broken(model, op, f"{name} must be what goes from layer to layer, got {describe(value)}", value.layer)
-    if placed.in_pieces(value):
+    if in_pieces(value):
         rule = (
             f"{name} must hold the whole sequence, got {describe(value)}; all_gather it over the ranks that hold the "
             "shards"
@@ -207,19 +218,19 @@ def require_inputs(model: RankState, op: str, layer: int, *values: Any, of_exper
             require_stored(model, op, each.name, value)
 
 
-_BETWEEN_LAYERS = frozenset({Activation, ActivationGrad, placed.ActivationShard, placed.ActivationGradShard})
+_BETWEEN_LAYERS = frozenset({Activation, ActivationGrad, ActivationShard, ActivationGradShard})
 
 
 def _require_tokens(model: RankState, op: str, name: str, value: Any) -> None:
     """Require all or some tokens of whole samples, not copies of tokens that go to experts."""
-    if value.__class__ in placed.COPIES:
+    if value.__class__ in COPIES:
         kind = Activation if name == "inp" else ActivationGrad
         rule = (
             f"{name} must be the {kind.__name__} of whole samples, got {describe(value)}, copies of tokens; forward "
             "and backward take these with a part of the experts, and combine puts them together"
         )
         raise broken(model, op, rule, value.layer, value=value)
-    if value.__class__ not in (placed.ActivationShard, placed.ActivationGradShard):
+    if value.__class__ not in (ActivationShard, ActivationGradShard):
         require_whole(model, op, name, value)
 
 
@@ -262,7 +273,7 @@ def is_usual_backward(model: RankState, op: str, layer: int, inp: Any, grad: Any
         return False
 
 
-_USUAL_WEIGHTS = frozenset([Weight, placed.WeightPart])
+_USUAL_WEIGHTS = frozenset([Weight, WeightPart])
 
 
 def loss(model: RankState, inp: Any) -> None:
@@ -320,7 +331,7 @@ def update(
         require_samples: requires the gradient's samples: those of the whole batch, or of a replica's own step.
     """
     require_inputs(model, "update", layer, weight_grad, weight, opt_state)
-    if isinstance(weight_grad, placed.TableGrad):
+    if isinstance(weight_grad, TableGrad):
         rule = f"weight_grad must be the gradient of the whole layer, got {describe(weight_grad)}; use with_table"
         raise broken(model, "update", rule, layer, value=weight_grad)
     require_samples(model, layer, weight_grad)
@@ -350,7 +361,7 @@ def _require_same_part(model: RankState, layer: int, weight_grad: Any, weight: A
         if (value.parts, value.num_parts) != (weight.parts, weight.num_parts):
             rule = f"{name} must be of the weight's part, got {describe(value)} for {describe(weight)}"
             raise broken(model, "update", rule, layer)
-    if isinstance(weight_grad, placed.WeightGradPart) and weight_grad.sequence.share != 1:
+    if isinstance(weight_grad, WeightGradPart) and weight_grad.sequence.share != 1:
         has_adapters = getattr(model._runtime_predictor.workload, "has_adapters", False)
         raise broken(model, "update", _not_seen(layer, weight_grad.sequence, has_adapters), layer, value=weight_grad)
 

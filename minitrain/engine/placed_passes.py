@@ -31,9 +31,19 @@ from minitrain.errors import UsageError, choice_fault
 from minitrain.machine.price import Price
 from minitrain.operations import UNITS_PER_ELEMENT
 from minitrain.operations.collectives import describe
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad, placed
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.index_sets import SequencePart, ranges, singleton
 from minitrain.tensors.kinds import altered, passage_of
+from minitrain.tensors.placed import (
+    ActivationGradShard,
+    ActivationShard,
+    OptStatePart,
+    PartialActivation,
+    PartialActivationGrad,
+    WeightGradPart,
+    WeightPart,
+    in_context,
+)
 from minitrain.workloads.documents import CUTS, Documents, pairs_of
 from minitrain.workloads.workload import NONE, USUAL, Context, PassMode, Recompute, as_recompute
 
@@ -46,13 +56,13 @@ _ALL = frozenset([0])
 
 def load_part(
     model: RankState, layer: int, shard: int, num_shards: int, part: int, num_parts: int
-) -> tuple[placed.WeightPart, placed.OptStatePart]:
+) -> tuple[WeightPart, OptStatePart]:
     """Load one shard of a part of a layer's weight, and make its optimizer state."""
     fields = layer, model._num_layers, 0, singleton(shard), num_shards, singleton(part), num_parts
-    weight = placed.WeightPart(*fields)
+    weight = WeightPart(*fields)
     _note_table(model, weight)
     model._record_load(weight)
-    return model._sized(weight), model._sized(placed.OptStatePart(*fields))
+    return model._sized(weight), model._sized(OptStatePart(*fields))
 
 
 def _note_table(model: RankState, weight: Weight) -> None:
@@ -74,13 +84,13 @@ def _note_table(model: RankState, weight: Weight) -> None:
 
 def input_shard(
     model: RankState, samples: Iterable[int], shards: Iterable[int], num_shards: int, cut: str
-) -> placed.ActivationShard:
+) -> ActivationShard:
     """Return the model's input for some samples and shards of the sequence."""
     found = _require_shards(model, shards, num_shards)
     cut_of = _require_cut(model, cut) if is_packed(model) and num_shards > 1 else CUTS[0]  # each is one document
     part = SequencePart(found, num_shards, cut_of=cut_of)
     of_batch = laws.input_samples(model, samples), model._global_batch_size
-    return placed.ActivationShard(0, model._num_layers, *of_batch, part)
+    return ActivationShard(0, model._num_layers, *of_batch, part)
 
 
 def _documents_of(model: RankState, num_shards: int = 1) -> tuple[Documents, int]:
@@ -160,7 +170,7 @@ def _require_divisible(model: RankState, num_shards: int) -> None:
 
 def mode_of_pass(recompute: Any, inp: Any, weight: Any, keys: frozenset[int] = NONE) -> PassMode:
     """Return how an input goes through a layer, or through a step of it."""
-    context = Context(inp.sequence.shards, inp.sequence.num_shards, keys) if placed.in_context(inp) else None
+    context = Context(inp.sequence.shards, inp.sequence.num_shards, keys) if in_context(inp) else None
     num_parts = 1 if weight is None else weight.num_parts
     return _mode(mode_of(recompute).recompute, num_parts, passage_of(inp).gathered_from is not None, context)
 
@@ -181,7 +191,7 @@ def _require_tokens_apart(model: RankState, op: str, layer: int, inp: Any, grad:
     """Require a layer that works on each token by itself, where the input is of some shards of the sequence."""
     if grad is not None:
         require_same_shards(model, op, layer, inp, grad)
-    if placed.in_context(inp) and has_attention(model, layer):
+    if in_context(inp) and has_attention(model, layer):
         way = "keys_values, attend and project" if op == "forward" else "the mirrors of its steps"
         rule = (
             f"an attention needs the keys and values of the whole sequence, and inp is {describe(inp)}; take it in "
@@ -221,17 +231,17 @@ def output_of(model: RankState, layer: int, inp: Any, weight: Weight) -> Any:
     """Return the output of a layer, or of a part of it, for an input."""
     fields = layer + 1, model._num_layers, inp.samples, model._global_batch_size
     if weight.num_parts == 1:
-        return model._sized(placed.ActivationShard(*fields, inp.sequence))
-    return model._sized(placed.PartialActivation(*fields, weight.parts, weight.num_parts, inp.sequence))
+        return model._sized(ActivationShard(*fields, inp.sequence))
+    return model._sized(PartialActivation(*fields, weight.parts, weight.num_parts, inp.sequence))
 
 
 def price_of_loss(model: RankState, inp: Activation) -> Price:
     """Return the price of the loss, of which this rank may have some logits or some shards of the sequence."""
     made_in: PassMode = passage_of(inp).made_in or USUAL
     num_samples, layer = len(inp.samples), model._num_layers
-    if made_in.num_parts == 1 and not placed.in_context(inp):
+    if made_in.num_parts == 1 and not in_context(inp):
         return model._runtime_predictor.compute("loss", num_samples, layer)
-    context = Context(inp.sequence.shards, inp.sequence.num_shards) if placed.in_context(inp) else None
+    context = Context(inp.sequence.shards, inp.sequence.num_shards) if in_context(inp) else None
     mode = PassMode("none", made_in.num_parts, sequence_parallel=False, context=context)
     model.parts_of_loss = made_in.num_parts * (1 if context is None else context.degree)
     model.pass_modes[len(model._rows)] = mode
@@ -240,38 +250,38 @@ def price_of_loss(model: RankState, inp: Activation) -> Price:
 
 def backward_placed(
     model: RankState, typ: str, layer: int, inp: Any, grad: ActivationGrad, weight: Any
-) -> tuple[placed.WeightGradPart, Any]:
+) -> tuple[WeightGradPart, Any]:
     """Take a gradient back through a part of a layer, or for some shards of a sequence; half of it uses one result."""
     _require_tokens_apart(model, typ, layer, inp, grad)
-    unknown = mode_of_pass("none" if model._is_uniform and placed.in_context(inp) else "full", inp, weight)
+    unknown = mode_of_pass("none" if model._is_uniform and in_context(inp) else "full", inp, weight)
     price = price_of_backward(model, typ, layer, inp, unknown)
     model._record(typ, layer, price, inp.samples)
     return gradients_of(model, layer, inp, weight)
 
 
-def gradients_of(model: RankState, layer: int, inp: Any, weight: Any) -> tuple[placed.WeightGradPart, Any]:
+def gradients_of(model: RankState, layer: int, inp: Any, weight: Any) -> tuple[WeightGradPart, Any]:
     """Return the gradients of a layer's weight, which covers the input's part of the sequence, and of its input."""
     parts, num_parts = (_ALL, 1) if weight is None else (weight.parts, weight.num_parts)
     piece = passage_of(inp).gathered_from
     covered = inp.sequence if piece is None else piece.sequence
     fields = model._num_layers, inp.samples, model._global_batch_size
-    weight_grad = placed.WeightGradPart(layer, *fields, _ALL, 1, parts, num_parts, covered)
+    weight_grad = WeightGradPart(layer, *fields, _ALL, 1, parts, num_parts, covered)
     if piece is None and num_parts > 1 and _has_common_adapters(model, weight_grad):
         weight_grad.sequence = covered.with_pieces(parts, num_parts)  # each part's gradient of them is one of a sum
     if num_parts == 1:
-        grad_inp: Any = placed.ActivationGradShard(layer - 1, *fields, inp.sequence)
+        grad_inp: Any = ActivationGradShard(layer - 1, *fields, inp.sequence)
     else:
-        grad_inp = placed.PartialActivationGrad(layer - 1, *fields, parts, num_parts, inp.sequence)
+        grad_inp = PartialActivationGrad(layer - 1, *fields, parts, num_parts, inp.sequence)
     return model._sized(weight_grad), model._sized(grad_inp)
 
 
-def _has_common_adapters(model: RankState, weight_grad: placed.WeightGradPart) -> bool:
+def _has_common_adapters(model: RankState, weight_grad: WeightGradPart) -> bool:
     """Return whether all parts of a layer hold the same adapters, which each takes all tokens through."""
     workload: Any = model._runtime_predictor.workload
     return getattr(workload, "has_adapters", False) and workload.common_bytes(weight_grad) > 0
 
 
-def update_part(model: RankState, weight: placed.WeightPart, weight_grad: Any, state: OptState) -> tuple[Any, Any]:
+def update_part(model: RankState, weight: WeightPart, weight_grad: Any, state: OptState) -> tuple[Any, Any]:
     """Take an optimizer step on a part, or on the shards of it that this rank holds."""
     laws.require_whole_matrices(model, weight.layer, weight)
     price = model._runtime_predictor.update(

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import MinitrainError
 from minitrain.evidence import layouts
 from minitrain.evidence.columns import Assumption
+from minitrain.evidence.layouts import Layout
 from minitrain.evidence.rows import (
     QUICKEST,
     Framework,
@@ -94,7 +95,7 @@ class Case:
     is_of_last: bool
     model: Transformer
     system: SystemConfig
-    layout: layouts.Layout
+    layout: Layout
     platform: Platform | None
     strategy: str
     options: Mapping[str, Any] = field(hash=False)
@@ -166,26 +167,26 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
     )
 
 
-def _measured_s(row: Row, layout: layouts.Layout) -> float | None:
+def _measured_s(row: Row, layout: Layout) -> float | None:
     """Return the step time of a row, or what its tokens a second make of a step; None without either."""
     step_time_s = row.number("step_time_s")
     return _by_tokens(row, layout) if step_time_s is None else step_time_s
 
 
-def _by_tokens(row: Row, layout: layouts.Layout) -> float | None:
+def _by_tokens(row: Row, layout: Layout) -> float | None:
     """Return what a row's tokens a second make of a step, s; None where it has none."""
     rate = row.number("tokens_per_s_per_gpu")
     return None if rate is None else layout.global_batch_size * row.count("seq_len") / (rate * layout.world_size)
 
 
-def _other_time(row: Row, layout: layouts.Layout) -> Iterator[str]:
+def _other_time(row: Row, layout: Layout) -> Iterator[str]:
     """Yield that the two measures of a row's time disagree, of which the tokens are not read."""
     step_time_s, by_tokens = row.number("step_time_s"), _by_tokens(row, layout)
     if step_time_s and by_tokens and abs(by_tokens / step_time_s - 1) > layouts.MOST_MOVED:
         yield f"tokens_per_s_per_gpu makes {by_tokens:.4g} s of a step, unlike step_time_s: not read"
 
 
-def _strategy(layout: layouts.Layout, framework: Framework, model: Transformer, row: Row) -> tuple[str, dict[str, Any]]:
+def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row) -> tuple[str, dict[str, Any]]:
     """Return the strategy of a layout, and its options."""
     common: dict[str, Any] = {"recompute": layout.recompute}
     there = layouts.offloads(row)
@@ -235,7 +236,7 @@ def _strategy(layout: layouts.Layout, framework: Framework, model: Transformer, 
     }
 
 
-def _pairs_passes(row: Row, framework: Framework, layout: layouts.Layout) -> bool:
+def _pairs_passes(row: Row, framework: Framework, layout: Layout) -> bool:
     """Return whether a forward runs beside a backward, as a row says or a framework does, and where it can."""
     stated = row.words("overlap").facts.get("ep")
     node_size = min(tier.size for tier in machine_of(row).networks)
@@ -243,7 +244,7 @@ def _pairs_passes(row: Row, framework: Framework, layout: layouts.Layout) -> boo
     return bool(wanted) and layout.ep > 1 and layout.schedule == "1f1b" and (layout.num_chunks > 1 or layout.pp == 1)
 
 
-def _blocks(framework: Framework, layout: layouts.Layout) -> bool:
+def _blocks(framework: Framework, layout: Layout) -> bool:
     """Return whether computing waits for each gather of weights."""
     return framework.blocking_zero and layout.zero == 3 and layout.num_replicas == layout.world_size
 
@@ -263,7 +264,7 @@ def _layers(model: Transformer, framework: Framework, num_stages: int) -> tuple[
     return layouts.balanced_layers([float(layer)] * model.num_layers + [float(head)], num_stages)
 
 
-def _overlaps(row: Row, framework: Framework, layout: layouts.Layout) -> bool:
+def _overlaps(row: Row, framework: Framework, layout: Layout) -> bool:
     """Return whether what replicas exchange is hidden behind compute, as the row says or as the framework does."""
     usual = framework.overlap == "always" or (framework.overlap == "one stage" and layout.pp == 1)
     if layout.zero == 3:
@@ -271,14 +272,14 @@ def _overlaps(row: Row, framework: Framework, layout: layouts.Layout) -> bool:
     return bool(row.words("overlap").facts.get("dp", usual))
 
 
-def _overlaps_messages(row: Row, framework: Framework, layout: layouts.Layout) -> bool:
+def _overlaps_messages(row: Row, framework: Framework, layout: Layout) -> bool:
     """Return whether messages between stages are hidden, as a row says, or as a framework does with several chunks."""
     stated = row.words("overlap").facts.get("p2p")
     return layout.pp > 1 and bool(framework.overlaps_messages and layout.num_chunks > 1 if stated is None else stated)
 
 
 def _platform(
-    row: Row, framework: Framework, layout: layouts.Layout, model: Transformer, wanted: str | Platform | None
+    row: Row, framework: Framework, layout: Layout, model: Transformer, wanted: str | Platform | None
 ) -> Platform | None:
     """Return the platform of a row, with the attention kernels and the overlap that it names."""
     found = find_platform(framework.platform_of(row) if wanted is None else wanted)
@@ -343,7 +344,7 @@ def _launch_s(row: Row, platform: Platform) -> float | None:
     return 1e-6 * host_us * platform.launch_factor if is_known and host_us else platform.launch_s
 
 
-def _memory_of(row: Row, framework: Framework, memory: str, layout: layouts.Layout, model: Transformer) -> str:
+def _memory_of(row: Row, framework: Framework, memory: str, layout: Layout, model: Transformer) -> str:
     """Return how a framework allocates, which has optimizers of its own for each way to shard."""
     facts = row.words("framework").facts
     if framework.words.split()[0] in ("torchtitan", "fsdp"):
@@ -361,7 +362,7 @@ def _memory_of(row: Row, framework: Framework, memory: str, layout: layouts.Layo
     return "internevo fsdp" if memory == "internevo zero" and layout.zero >= 2 else memory
 
 
-def _gradient_accesses(framework: Framework, layout: layouts.Layout) -> float:
+def _gradient_accesses(framework: Framework, layout: Layout) -> float:
     """Return the accesses to gradients that are whole until these are summed; others shard them as they come."""
     whole = framework.gradient_accesses if layout.num_replicas > 1 else framework.accesses_alone
     return 0.0 if layout.zero >= 2 else whole
@@ -405,7 +406,7 @@ def _lacks_buffers(row: Row, framework: Framework) -> bool:
     return framework.name == "Megatron Bridge" and row.words("precision").facts.get("weights") == "float4"
 
 
-def _about(row: Row, layout: layouts.Layout) -> str:
+def _about(row: Row, layout: Layout) -> str:
     """Return what tables call a row: model, device, ranks and how they are divided."""
     degrees = {name: getattr(layout, name) for name in ("tp", "pp", "cp", "ep", "dp")}
     parts = [f"{name} {size}" for name, size in degrees.items() if size > 1]

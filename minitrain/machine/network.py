@@ -51,8 +51,22 @@ from types import MappingProxyType
 from typing import Annotated, NamedTuple, Protocol
 
 from minitrain.errors import UsageError
-from minitrain.machine import config_format
 from minitrain.machine.columns import is_number, larger, least, power
+from minitrain.machine.config_format import (
+    BANDWIDTHS,
+    FLAG,
+    NON_NEGATIVE,
+    OP_ROW,
+    POSITIVE,
+    SECONDS,
+    SHARE,
+    USAGE,
+    WHOLE,
+    Entries,
+    Key,
+    ReadOnly,
+    Record,
+)
 from minitrain.operations.collectives import COLLECTIVES
 
 Rows = tuple[tuple[float, float], ...]
@@ -72,14 +86,12 @@ class TransferCurve:
         exponent: how quickly it saturates.
     """
 
-    latency: Annotated[float, config_format.SECONDS, "s"]
-    latency_per_rank: Annotated[float, config_format.SECONDS, "s a rank"] = 0.0
-    bandwidths: Annotated[Rows | None, config_format.BANDWIDTHS, config_format.Key("ranks_GBps"), "[ranks, GB/s]"] = (
-        None
-    )
-    efficiency: Annotated[float, config_format.SHARE] = 1.0
-    half_bytes: Annotated[float, config_format.NON_NEGATIVE, config_format.Key("half_MB", 1e6), "MB"] = 0.0
-    exponent: Annotated[float, config_format.POSITIVE] = 1.0
+    latency: Annotated[float, SECONDS, "s"]
+    latency_per_rank: Annotated[float, SECONDS, "s a rank"] = 0.0
+    bandwidths: Annotated[Rows | None, BANDWIDTHS, Key("ranks_GBps"), "[ranks, GB/s]"] = None
+    efficiency: Annotated[float, SHARE] = 1.0
+    half_bytes: Annotated[float, NON_NEGATIVE, Key("half_MB", 1e6), "MB"] = 0.0
+    exponent: Annotated[float, POSITIVE] = 1.0
 
     def bandwidth(self, num_ranks: int, wires: float) -> float:
         """Return the bus bandwidth of large transfers, in 1e9 bytes/s.
@@ -123,7 +135,7 @@ OpRow = tuple[float, float | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Network(config_format.ReadOnly):
+class Network(ReadOnly):
     """One tier of the network; the fields are the config's keys.
 
     Args:
@@ -141,27 +153,27 @@ class Network(config_format.ReadOnly):
         curves: prices by size, by operation, for `MeasuredTopology`; `time` does not use them.
     """
 
-    bandwidth: Annotated[float, config_format.POSITIVE, "GB/s"]
-    efficiency: Annotated[float, config_format.SHARE]
-    size: Annotated[int, config_format.WHOLE, "ranks"]
-    latency: Annotated[float, config_format.SECONDS, "s"]
+    bandwidth: Annotated[float, POSITIVE, "GB/s"]
+    efficiency: Annotated[float, SHARE]
+    size: Annotated[int, WHOLE, "ranks"]
+    latency: Annotated[float, SECONDS, "s"]
     ops: Annotated[
         Mapping[str, OpRow],
-        config_format.Entries(
-            config_format.OP_ROW,
+        Entries(
+            OP_ROW,
             "an object of rows [scalar, offset]",
             needed=("p2p", "reduce_scatter", "all_gather", "all_reduce"),
         ),
     ] = field(hash=False)
-    must_be_filled: Annotated[bool, config_format.FLAG, config_format.Key(is_needed=True)] = False
-    processor_usage: Annotated[float, config_format.USAGE, config_format.Key(is_needed=True)] = 0.0
-    torus: Annotated[int | None, config_format.WHOLE, "axes"] = None
-    nics: Annotated[int | None, config_format.WHOLE] = None
-    latency_per_rank: Annotated[float, config_format.SECONDS, "s"] = 0.0
+    must_be_filled: Annotated[bool, FLAG, Key(is_needed=True)] = False
+    processor_usage: Annotated[float, USAGE, Key(is_needed=True)] = 0.0
+    torus: Annotated[int | None, WHOLE, "axes"] = None
+    nics: Annotated[int | None, WHOLE] = None
+    latency_per_rank: Annotated[float, SECONDS, "s"] = 0.0
     curves: Annotated[
         Mapping[str, TransferCurve],
-        config_format.Entries(
-            config_format.Record(TransferCurve, "an object with latency, and ranks_GBps or efficiency"),
+        Entries(
+            Record(TransferCurve, "an object with latency, and ranks_GBps or efficiency"),
             "an object of operations",
         ),
     ] = field(default_factory=dict, hash=False)

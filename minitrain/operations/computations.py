@@ -13,9 +13,24 @@ from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad, placed
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.compressed import CompressedGrad, CompressionState
 from minitrain.tensors.kinds import LocalWeight, OuterState
+from minitrain.tensors.placed import (
+    ActivationGradShard,
+    ActivationShard,
+    Attended,
+    AttendedGrad,
+    ExpertOutputs,
+    ExpertOutputsGrad,
+    ExpertWeight,
+    KeysValues,
+    KeysValuesGrad,
+    QueriesGrad,
+    RoutedTokens,
+    RoutedTokensGrad,
+    RouterWeight,
+)
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -94,18 +109,18 @@ class ComputeOperation(Looks):
 
 
 _INP, _KEPT = Input("inp", Activation), Input("inp", Activation, stored=True)
-_GRAD, _GRAD_SHARD = Input("grad", ActivationGrad, stored=True), Input("grad", placed.ActivationGradShard, stored=True)
-_WEIGHT, _ROUTER = Input("weight", Weight, stored=True), Input("weight", placed.RouterWeight, stored=True)
+_GRAD, _GRAD_SHARD = Input("grad", ActivationGrad, stored=True), Input("grad", ActivationGradShard, stored=True)
+_WEIGHT, _ROUTER = Input("weight", Weight, stored=True), Input("weight", RouterWeight, stored=True)
 _UPDATED = (Input("weight_grad", WeightGrad), Input("weight", Weight), Input("opt_state", OptState))
-_SHARD = Input("inp", placed.ActivationShard, stored=True)
-_ATTENDED_GRAD = Input("grad", placed.AttendedGrad)
-_KEYS_VALUES = Input("keys_values", placed.KeysValues, stored=True)
-_GRADS_WITHIN = (Input("grad_queries", placed.QueriesGrad), Input("grad_keys_values", placed.KeysValuesGrad))
-_OUTPUTS = Input("outputs", placed.ExpertOutputs, stored=True)
-_COPIES = Input("inp", placed.RoutedTokens, stored=True), Input("grad", placed.ExpertOutputsGrad, stored=True)
-_EXPERTS = Input("weight", placed.ExpertWeight, stored=True)
+_SHARD = Input("inp", ActivationShard, stored=True)
+_ATTENDED_GRAD = Input("grad", AttendedGrad)
+_KEYS_VALUES = Input("keys_values", KeysValues, stored=True)
+_GRADS_WITHIN = (Input("grad_queries", QueriesGrad), Input("grad_keys_values", KeysValuesGrad))
+_OUTPUTS = Input("outputs", ExpertOutputs, stored=True)
+_COPIES = Input("inp", RoutedTokens, stored=True), Input("grad", ExpertOutputsGrad, stored=True)
+_EXPERTS = Input("weight", ExpertWeight, stored=True)
 _MESSAGES = Input("packed", CompressedGrad), Input("state", CompressionState)
-_TOKENS_GRAD = Input("tokens_grad", placed.RoutedTokensGrad, stored=True)
+_TOKENS_GRAD = Input("tokens_grad", RoutedTokensGrad, stored=True)
 
 _IN_ORDER = (
     ComputeOperation(
@@ -118,7 +133,7 @@ _IN_ORDER = (
     ComputeOperation("get_input_shard", "input"),
     ComputeOperation(
         "forward", "pass", (_INP, _WEIGHT), "#56B4E9", letter="F",
-        inputs_of_experts=(Input("inp", placed.RoutedTokens), _EXPERTS),
+        inputs_of_experts=(Input("inp", RoutedTokens), _EXPERTS),
         torch="torch.func.functional_call(layer, weight, activation)", jax="jax.vjp(layer, weight, activation)",
     ),
     ComputeOperation(
@@ -130,7 +145,7 @@ _IN_ORDER = (
         torch="torch.topk(scores, k)", jax="jax.lax.top_k(scores, k)",
     ),
     ComputeOperation(
-        "combine", "experts", (_INP, Input("outputs", placed.ExpertOutputs), _ROUTER), "#A6D5F2",
+        "combine", "experts", (_INP, Input("outputs", ExpertOutputs), _ROUTER), "#A6D5F2",
         torch="torch.index_add(output, 0, places, outputs)", jax="jax.ops.segment_sum(outputs, places)",
     ),
     ComputeOperation(
@@ -144,7 +159,7 @@ _IN_ORDER = (
     ),
     ComputeOperation(
         "backward_weight", "pass", (_KEPT, _GRAD, Input("weight", Weight, stored=True, optional=True)), "#F7D08A",
-        letter="W", inputs_of_experts=(*_COPIES, Input("weight", placed.ExpertWeight, stored=True, optional=True)),
+        letter="W", inputs_of_experts=(*_COPIES, Input("weight", ExpertWeight, stored=True, optional=True)),
         torch="torch.autograd.grad(output, weight, grad)", jax="jax.vjp with the activation held fixed",
     ),
     ComputeOperation("keys_values", "attention", (_SHARD, _WEIGHT), "#A6D8F5"),
@@ -153,7 +168,7 @@ _IN_ORDER = (
         torch="torch.nn.functional.scaled_dot_product_attention(queries, keys, values)",
         jax="jax.nn.dot_product_attention(queries, keys, values)",
     ),
-    ComputeOperation("project", "attention", (_SHARD, _WEIGHT, Input("attended", placed.Attended)), "#A6D8F5"),
+    ComputeOperation("project", "attention", (_SHARD, _WEIGHT, Input("attended", Attended)), "#A6D8F5"),
     ComputeOperation("backward_project", "attention", (_SHARD, _GRAD_SHARD, _WEIGHT), "#F7D08A"),
     ComputeOperation("backward_attend", "attention", (_SHARD, _ATTENDED_GRAD, _KEYS_VALUES), "#C77F00"),
     ComputeOperation("backward_keys_values", "attention", (_SHARD, _WEIGHT, *_GRADS_WITHIN), "#F7D08A"),

@@ -24,11 +24,18 @@ from minitrain.errors import UsageError, typed_methods
 from minitrain.files import StrPath, write_bytes
 from minitrain.machine.price import Account, Price
 from minitrain.operations import COLLECTIVES, LAUNCHED, PRICE, RECV, SEND, STRIDE, TIME, WAITED_FOR, EventLog
-from minitrain.run import contributions
 from minitrain.run.analysis.labels import duration
 from minitrain.run.analysis.moments import Moments
 from minitrain.run.analysis.retiming import make_graph
 from minitrain.run.analysis.timeline import NONE, Floats, timeline_of_rows
+from minitrain.run.contributions import (
+    CALIBRATION_FILE,
+    LOG_FILE,
+    STRATEGY_FILE,
+    Contribution,
+    strategy_text,
+    workload_text,
+)
 from minitrain.run.parameters import DEFAULTS
 from minitrain.run.result import Run
 from minitrain.training.program import Program
@@ -136,12 +143,12 @@ class MeasuredRun(Run):
         if prepared is None or not self.digest:
             raise UsageError("only a run that mt.train has returned can be contributed; train it here")
         there = Path(folder)
-        run = contributions.Contribution(
+        run = Contribution(
             strategy=_copied(prepared, there),
             world_size=self.world_size,
             num_layers=self.num_layers,
             global_batch_size=self.global_batch_size,
-            workload=contributions.workload_text(prepared.parameters.workload),
+            workload=workload_text(prepared.parameters.workload),
             seq_len=getattr(prepared.parameters.workload, "seq_len", None),
             precision=getattr(self.trained_model, "precision", ""),
             hardware=_hardware_of(prepared, there),
@@ -160,7 +167,7 @@ class MeasuredRun(Run):
             peak_memory_bytes=self.peak_memory_bytes,
             memory_by_kind=dict(self.memory_by_kind or {}),
         )
-        self.save(there / contributions.LOG_FILE)
+        self.save(there / LOG_FILE)
         run.write(there)
         return there
 
@@ -210,10 +217,10 @@ def _copied(prepared: Any, folder: Path) -> str:
     if not inspect.isfunction(function) or getattr(function, "__closure__", None):
         raise UsageError(f"{prepared.name} cannot be contributed, since no file has it as a function; write it as one")
     if function.__module__.startswith(("minitrain.", "strategies.")):
-        return contributions.strategy_text(prepared.name, options)
+        return strategy_text(prepared.name, options)
     folder.mkdir(parents=True, exist_ok=True)
-    write_bytes(folder / contributions.STRATEGY_FILE, [Path(inspect.getfile(function)).read_bytes()])
-    return contributions.strategy_text(f"{contributions.STRATEGY_FILE}:{function.__name__}", options)
+    write_bytes(folder / STRATEGY_FILE, [Path(inspect.getfile(function)).read_bytes()])
+    return strategy_text(f"{STRATEGY_FILE}:{function.__name__}", options)
 
 
 def _hardware_of(prepared: Any, folder: Path) -> str:
@@ -222,8 +229,8 @@ def _hardware_of(prepared: Any, folder: Path) -> str:
     if calibration is None:  # nobody meant the default, an H100, where CPUs have trained
         return "" if prepared.parameters.hardware == DEFAULTS["hardware"] else str(prepared.hardware_name)
     folder.mkdir(parents=True, exist_ok=True)
-    calibration.write(folder / contributions.CALIBRATION_FILE)
-    return contributions.CALIBRATION_FILE
+    calibration.write(folder / CALIBRATION_FILE)
+    return CALIBRATION_FILE
 
 
 def _processor() -> str:

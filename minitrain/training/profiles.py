@@ -31,7 +31,19 @@ from typing import Any, NamedTuple
 
 from minitrain.errors import UsageError, typed
 from minitrain.files import StrPath
-from minitrain.machine import profiler_traces
+from minitrain.machine.profiler_traces import (
+    EMBEDDING,
+    FSDP_RANGES,
+    HEAD,
+    FoundLayers,
+    LaunchedKernels,
+    Marks,
+    Range,
+    Thread,
+    ThreadRanges,
+    find_layers,
+    read_trace,
+)
 from minitrain.operations import COLLECTIVES, COMPUTE, LOAD_WEIGHTS, UPDATE, Event
 from minitrain.run.analysis.labels import duration
 from minitrain.run.result import Run
@@ -156,7 +168,7 @@ def _of_another_program(matches: Sequence[Match]) -> str:
 
 @typed
 def read_profiles(
-    predicted: Run, traces: Sequence[StrPath], *, marks: profiler_traces.Marks | None = None, step: int | None = None
+    predicted: Run, traces: Sequence[StrPath], *, marks: Marks | None = None, step: int | None = None
 ) -> Profiled:
     """Read traces of torch's profiler as a measured run of the program that was predicted.
 
@@ -242,9 +254,9 @@ class _Opened:
         num_layers: of the predicted run: embedding and head are layers where it counts them.
     """
 
-    def __init__(self, path: StrPath, place: int, marks: profiler_traces.Marks | None, num_layers: int) -> None:
+    def __init__(self, path: StrPath, place: int, marks: Marks | None, num_layers: int) -> None:
         self.source = Path(path).name
-        data = profiler_traces.read_trace(Path(path), self.source)
+        data = read_trace(Path(path), self.source)
         try:
             known = data.get("distributedInfo") or {}
             self.rank, self.world_size = int(known.get("rank", place)), known.get("world_size")
@@ -257,25 +269,21 @@ class _Opened:
                 "the profiler writes them; profile again"
             ) from None
         self._events = [event for event in data["traceEvents"] if event.get("ph") == "X"]
-        trace = profiler_traces.LaunchedKernels(data["traceEvents"])
-        self.found: profiler_traces.FoundLayers = profiler_traces.find_layers(trace, marks, self.source)
-        self._threads = {thread: profiler_traces.ThreadRanges(ranges) for thread, ranges in trace.ranges.items()}
+        trace = LaunchedKernels(data["traceEvents"])
+        self.found: FoundLayers = find_layers(trace, marks, self.source)
+        self._threads = {thread: ThreadRanges(ranges) for thread, ranges in trace.ranges.items()}
         self.order = self._order(num_layers)
-        self._is_fsdp = self.found.by == profiler_traces.FSDP_RANGES
+        self._is_fsdp = self.found.by == FSDP_RANGES
         self.collectives = self._collectives()
         self.steps = self._steps(trace)
 
     def _order(self, num_layers: int) -> dict[int | str | None, int]:
         """Return the place of each layer in the model."""
         inner = list(self.found.order)
-        labels = (
-            [profiler_traces.EMBEDDING, *inner, profiler_traces.HEAD]
-            if self.found.has_ends and len(inner) != num_layers
-            else inner
-        )
+        labels = [EMBEDDING, *inner, HEAD] if self.found.has_ends and len(inner) != num_layers else inner
         return {label: place for place, label in enumerate(labels)}
 
-    def _steps(self, trace: profiler_traces.LaunchedKernels) -> list[Span]:
+    def _steps(self, trace: LaunchedKernels) -> list[Span]:
         """Return the whole steps, in microseconds."""
         named = [one for _, one in trace.named()]
         marked = sorted((one.start, one.end, one.name) for one in named if one.name.startswith(_STEP))
@@ -309,10 +317,8 @@ class _Opened:
 
     def _done(self, call: Mapping[str, Any], work: Mapping[str, Any]) -> Done:
         """Return a collective by its call and what worked on it."""
-        thread: profiler_traces.Thread = (call.get("pid"), call.get("tid"))
-        around: Iterator[profiler_traces.Range] = (
-            self._threads[thread].around(_start(call)) if thread in self._threads else iter(())
-        )
+        thread: Thread = (call.get("pid"), call.get("tid"))
+        around: Iterator[Range] = self._threads[thread].around(_start(call)) if thread in self._threads else iter(())
         layer = self.order.get(next((one.layer for one in around if one.layer is not None), None))
         ranks = re.findall(r"\d+", str(_args(call).get("Process Group Ranks", "")))
         group = tuple(map(int, ranks)) or self._group
@@ -320,7 +326,7 @@ class _Opened:
             _typ(call), group, layer, _size_bytes(_args(call)), (_start(work), _start(work) + float(work["dur"]))
         )
 
-    def _around(self, thread: profiler_traces.Thread, moment: float) -> list[str]:
+    def _around(self, thread: Thread, moment: float) -> list[str]:
         """Return the names of what a thread did around a moment."""
         return [one.name for one in self._threads[thread].around(moment)] if thread in self._threads else []
 

@@ -17,9 +17,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from minitrain.operations import COMPUTE, PRICE, RECV, STREAM, STRIDE, TYP, EventLog
-from minitrain.run import device_memory
 from minitrain.run.analysis.breakdown import AxisTotal, Meshes, PassTime, axis_finder, mean
 from minitrain.run.analysis.timeline import Floats, Ints
+from minitrain.run.device_memory import (
+    DeviceMemory,
+    OutOfMemory,
+    communication_of,
+    device_memory_of,
+    excess_of,
+    fullest_row,
+    known_platform,
+    workspace_bytes_of,
+    worst_of,
+)
 from minitrain.run.figures import FIGURES, FiguresOfStep, over, summary_of, usd_per_hour_of, watts_of
 from minitrain.run.result import Run
 from minitrain.tensors.index_sets import grouped
@@ -146,8 +156,8 @@ def _mean_of_columns(columns: Sequence[Any]) -> list[float]:
 
 
 def excesses_of_devices(
-    recorded: Recorded, sizes: Sequence[float | None], memories: Sequence[Sequence[device_memory.DeviceMemory]]
-) -> list[device_memory.OutOfMemory | None]:
+    recorded: Recorded, sizes: Sequence[float | None], memories: Sequence[Sequence[DeviceMemory]]
+) -> list[OutOfMemory | None]:
     """Return, for each machine, the rank that needs most beyond what its device has; None where all fit.
 
     Args:
@@ -157,22 +167,22 @@ def excesses_of_devices(
     """
     models = recorded.run.class_models
     moments = {
-        model._rank: rank.submitted[device_memory.fullest_row(model._rows)] if len(rank.end) else 0
+        model._rank: rank.submitted[fullest_row(model._rows)] if len(rank.end) else 0
         for model, rank in zip(models, recorded.program.ranks, strict=True)
     }
     times = dict(zip(moments, recorded.at(list(moments.values())), strict=True))
-    found: list[device_memory.OutOfMemory | None] = []
+    found: list[OutOfMemory | None] = []
     for machine, (size_bytes, here) in enumerate(zip(sizes, memories, strict=True)):
-        worst = device_memory.worst_of(map(device_memory.excess_of, models, here, [size_bytes] * len(models)))
+        worst = worst_of(map(excess_of, models, here, [size_bytes] * len(models)))
         found.append(worst and replace(worst, time=float(times[worst.rank][machine])))
     return found
 
 
-def first_excesses(recorded: Recorded, sizes: Sequence[float | None]) -> list[device_memory.OutOfMemory | None]:
+def first_excesses(recorded: Recorded, sizes: Sequence[float | None]) -> list[OutOfMemory | None]:
     """Return, for each machine, the first rank's report in time; None where all ranks fit."""
     # ranks ascend, so that the lowest of several at once stays
     by_size = grouped((excess.memory.size_bytes, excess) for excess in recorded.excesses)
-    found: list[device_memory.OutOfMemory | None] = [None] * len(sizes)
+    found: list[OutOfMemory | None] = [None] * len(sizes)
     for size_bytes, excesses in by_size.items():
         times = recorded.at([excess.moment for excess in excesses])
         first = times.argmin(axis=0)
@@ -180,7 +190,7 @@ def first_excesses(recorded: Recorded, sizes: Sequence[float | None]) -> list[de
             if own == size_bytes:
                 rank, memory, _ = excesses[first[machine]]
                 time = float(times[first[machine], machine])
-                found[machine] = device_memory.OutOfMemory(rank, time, size_bytes, memory.held_bytes)
+                found[machine] = OutOfMemory(rank, time, size_bytes, memory.held_bytes)
     return found
 
 
@@ -253,7 +263,7 @@ class JointFigures(FiguresOfStep):
         return np.array(self._of_each("peak_flop_per_s"), dtype=float)
 
     @cached_property
-    def oom(self) -> list[device_memory.OutOfMemory | None]:
+    def oom(self) -> list[OutOfMemory | None]:
         """Where and when a device's memory was exceeded; None where all fits."""
         if self._run.needed_memory_bytes is None:
             return first_excesses(self._recorded, self.capacity_bytes)
@@ -267,18 +277,18 @@ class JointFigures(FiguresOfStep):
         return [max(memory.needed_bytes for memory in memories) for memories in self._memories]
 
     @cached_property
-    def _memories(self) -> list[list[device_memory.DeviceMemory]]:
+    def _memories(self) -> list[list[DeviceMemory]]:
         """What the devices of the classes of ranks hold on each machine."""
         models = self._run.class_models
-        known = [(device_memory.device_memory_of(model), device_memory.communication_of(model)) for model in models]
-        workload, found = models[0]._runtime_predictor.workload, dict[Any, list[device_memory.DeviceMemory]]()
+        known = [(device_memory_of(model), communication_of(model)) for model in models]
+        workload, found = models[0]._runtime_predictor.workload, dict[Any, list[DeviceMemory]]()
         keys: list[Any] = []
         for system, pricing in zip(self._of_each("system"), self._of_each("pricing"), strict=True):
             machine = SimpleNamespace(system=system, pricing=pricing, workload=workload)
-            platform, tiers = device_memory.known_platform(machine), () if system is None else system.networks
+            platform, tiers = known_platform(machine), () if system is None else system.networks
             keys.append((system and system.name, tuple((tier.size, tier.nics) for tier in tiers), platform))
             if keys[-1] not in found:
-                workspace_bytes = device_memory.workspace_bytes_of(machine)
+                workspace_bytes = workspace_bytes_of(machine)
                 found[keys[-1]] = [
                     replace(held, workspace_bytes=workspace_bytes, buffer_bytes=whom.buffer_bytes(system, platform))
                     for held, whom in known

@@ -21,16 +21,35 @@ from math import prod
 from typing import Any, cast
 
 from minitrain.errors import UsageError, count_fault, refuse
-from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad, placed
+from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.compressed import COMPRESSED_KINDS, Shapes
 from minitrain.tensors.kinds import OUTER_MOMENTUM_BYTES, OuterState
-from minitrain.workloads import pass_costs
+from minitrain.tensors.placed import (
+    OF_ATTENTION,
+    Attended,
+    KeysValues,
+    KeysValuesGrad,
+    PartialActivation,
+    QueriesGrad,
+    TableGrad,
+)
 from minitrain.workloads.architecture import AVERAGE_BYTES, STATISTIC_BYTES
 from minitrain.workloads.documents import Documents, pairs_of
 from minitrain.workloads.expert_layers import ExpertLayers, Piece, division_of, is_copies, is_of_experts
 from minitrain.workloads.kernels import KernelList, adam_launches, kernels_of_weight_pass, newton_schulz
 from minitrain.workloads.linear_attention import require_attention
 from minitrain.workloads.matmul import DENSE, DENSE_LAYER, DenseRows
+from minitrain.workloads.pass_costs import (
+    STEPS,
+    attended_bytes,
+    kept_bytes,
+    keys_values_bytes,
+    log_sum_exp_bytes,
+    pass_cost,
+    queries_bytes,
+    step_cost,
+    step_kernels,
+)
 from minitrain.workloads.shapes import Degrees, Work, num_factors
 from minitrain.workloads.transformer import Transformer, find_model
 from minitrain.workloads.unit import Unit
@@ -195,9 +214,9 @@ class TransformerWorkload:
         work = self.work(num_samples, mode)
         if typ == "loss":
             return Cost(0, 2 * STATISTIC_BYTES * work.num_tokens * self.model.vocab_size // mode.num_parts)
-        if typ in pass_costs.STEPS:
-            return pass_costs.step_cost(self.model, self.units[layer], work, typ, mode)
-        return pass_costs.pass_cost(self.model, self.units[layer], work, typ, mode.recompute)
+        if typ in STEPS:
+            return step_cost(self.model, self.units[layer], work, typ, mode)
+        return pass_cost(self.model, self.units[layer], work, typ, mode.recompute)
 
     def update_cost(self, num_shards_on_device: int, num_shards: int, layer: int, num_parts: int | Piece = 1) -> Cost:
         """Return the cost of Adam: it reads the gradient, reads and writes its state, and writes the parameter.
@@ -231,8 +250,8 @@ class TransformerWorkload:
         work = self.work(num_samples, mode)
         if typ == "loss":
             return loss_kernels(self.model, self.units[-1], work, style)
-        if typ in pass_costs.STEPS:
-            return pass_costs.step_kernels(self.model, self.units[layer], work, typ, mode, style)
+        if typ in STEPS:
+            return step_kernels(self.model, self.units[layer], work, typ, mode, style)
         return pass_kernels(self.model, self.units[layer], work, typ, mode.recompute, style)
 
     def update_kernels(
@@ -291,7 +310,7 @@ class TransformerWorkload:
         Gradients are summed in the precision that they are kept in. What parts of the head exchange is their loss's
         statistics: maximum, sum and the target's logit of each token (Shoeybi et al. 2019, section 3).
         """
-        if isinstance(tensor, placed.PartialActivation) and tensor.layer == self.num_layers:
+        if isinstance(tensor, PartialActivation) and tensor.layer == self.num_layers:
             num_tokens: int = self.seq_len * len(tensor.samples)
             return 3 * STATISTIC_BYTES * tensor.sequence.share_of(num_tokens)
         if is_copies(tensor):
@@ -304,7 +323,7 @@ class TransformerWorkload:
         if isinstance(tensor, Weight):
             return sizes.parameter_bytes * self._parameters(tensor.layer, num_parts)
         if isinstance(tensor, WeightGrad):
-            of_table = tensor.__class__ is placed.TableGrad
+            of_table = tensor.__class__ is TableGrad
             count = self._table_size(tensor.num_parts) if of_table else self._trained(tensor.layer, num_parts)
             return self.gradient_bytes * count
         if isinstance(tensor, OptState):
@@ -318,7 +337,7 @@ class TransformerWorkload:
             return self._sampled_bytes(tensor)
         if tensor.__class__ in COMPRESSED_KINDS:
             return held_compressed_bytes(self, tensor)
-        if tensor.__class__ is placed.TableGrad:
+        if tensor.__class__ is TableGrad:
             return 0.0  # a part of a gradient that counts
         count = self._trained if self.trains_a_part and not isinstance(tensor, Weight) else self._parameters
         size_bytes = self._bytes_per_parameter(tensor) * count(tensor.layer, self.division(tensor))
@@ -335,7 +354,7 @@ class TransformerWorkload:
             if mode.context is not None:
                 require_attention(unit)
             in_steps = unit.core is not None and mode.context is not None
-            found = pass_costs.kept_bytes(unit, work, mode) if in_steps else unit.saved_bytes(work, mode.recompute)
+            found = kept_bytes(unit, work, mode) if in_steps else unit.saved_bytes(work, mode.recompute)
             self._kept[layer, mode] = found
         return found * num_samples
 
@@ -479,7 +498,7 @@ class TransformerWorkload:
         """Return the bytes of an activation, as its layer takes it from the one before, or of a gradient."""
         if is_copies(tensor):
             return self.experts.memory_bytes(tensor)
-        if isinstance(tensor, placed.OF_ATTENTION):
+        if isinstance(tensor, OF_ATTENTION):
             key = tensor.__class__, tensor.layer, tensor.num_parts
             found = self._within.get(key)
             if found is None:
@@ -492,12 +511,12 @@ class TransformerWorkload:
     def _bytes_of_sample(self, kind: type[Any], layer: int, num_parts: int) -> int:
         """Return the bytes of such a tensor for one whole sample."""
         unit, work = self.units[layer], Work(1, self.seq_len, Degrees(tp=num_parts))
-        if issubclass(kind, placed.KeysValues | placed.KeysValuesGrad):
-            return pass_costs.keys_values_bytes(unit, work)
-        if kind is placed.QueriesGrad:
-            return pass_costs.queries_bytes(unit, work)
-        size_bytes = pass_costs.attended_bytes(self.model, unit, work)
-        return size_bytes + (pass_costs.log_sum_exp_bytes(unit, work) if kind is placed.Attended else 0)
+        if issubclass(kind, KeysValues | KeysValuesGrad):
+            return keys_values_bytes(unit, work)
+        if kind is QueriesGrad:
+            return queries_bytes(unit, work)
+        size_bytes = attended_bytes(self.model, unit, work)
+        return size_bytes + (log_sum_exp_bytes(unit, work) if kind is Attended else 0)
 
 
 def _require_length(model: Transformer, seq_len: int) -> None:

@@ -36,7 +36,6 @@ from numpy.typing import NDArray
 
 from minitrain.errors import OutOfMemoryError, UsageError, typed
 from minitrain.machine.devices.operations import Operation, is_number
-from minitrain.machine.heterogeneous import workloads
 from minitrain.machine.heterogeneous.abstraction_layer import (
     DeviceFailure,
     Execution,
@@ -65,6 +64,15 @@ from minitrain.machine.heterogeneous.workload_manager import (
     Way,
     operations_s,
 )
+from minitrain.machine.heterogeneous.workloads import (
+    ArraySpec,
+    DeviceMapping,
+    EnhancedTestTask,
+    WorkloadOperation,
+    WorkloadProfile,
+    dependencies,
+    kept,
+)
 
 
 def _on_host(array: Any) -> Any:
@@ -83,7 +91,7 @@ class DeviceCoordinator(Protocol):
     """How devices of a class compute an operation; it is asked by a thread of each of these devices."""
 
     def compute(
-        self, hal: HardwareAbstractionLayer, key: Key, operation: workloads.WorkloadOperation, inputs: Mapping[str, Any]
+        self, hal: HardwareAbstractionLayer, key: Key, operation: WorkloadOperation, inputs: Mapping[str, Any]
     ) -> Execution:
         """Compute an operation on the backend under a key.
 
@@ -96,7 +104,7 @@ class LayerCoordinator:
     """Asks the abstraction layer, for one backend and no other."""
 
     def compute(
-        self, hal: HardwareAbstractionLayer, key: Key, operation: workloads.WorkloadOperation, inputs: Mapping[str, Any]
+        self, hal: HardwareAbstractionLayer, key: Key, operation: WorkloadOperation, inputs: Mapping[str, Any]
     ) -> Execution:
         """Compute an operation."""
         return hal.execute_on(key, operation.op_type, inputs)
@@ -196,8 +204,8 @@ class WorkloadExecution:
     def __init__(
         self,
         orchestrator: MultiDeviceOrchestrator,
-        workload: workloads.WorkloadProfile,
-        device_mapping: workloads.DeviceMapping,
+        workload: WorkloadProfile,
+        device_mapping: DeviceMapping,
         devices: Mapping[str, HardwareCapabilityProfile],
     ) -> None:
         self.hal = orchestrator.workload_manager.hal
@@ -214,7 +222,7 @@ class WorkloadExecution:
         self.pending = list(workload.by_name)
         self.copies = {name: {HOST: _Copy(_known(array))} for name, array in workload.inputs.items()}
         self.peak_bytes = dict.fromkeys(devices, 0)
-        self._before = workloads.dependencies(workload)
+        self._before = dependencies(workload)
         self._workers = {name: ThreadPoolExecutor(1, thread_name_prefix=name) for name in devices}
         self._dead: dict[str, DeviceFailure] = {}
         self._issued: list[_Issued] = []
@@ -374,7 +382,7 @@ class WorkloadExecution:
     def _free(self, done: str) -> None:
         """Drop arrays that no later operation reads, unless they are wanted or kept; inputs stay on the host."""
         needed = {read for name in self.pending for read in self.workload.by_name[name].reads()}
-        for name in {*self.workload.by_name[done].reads(), done} - needed - workloads.kept(self.workload):
+        for name in {*self.workload.by_name[done].reads(), done} - needed - kept(self.workload):
             self.copies[name] = {place: copy for place, copy in self.copies[name].items() if place == HOST}
 
     def _recover(self, dead: str, found_by: str) -> None:
@@ -558,15 +566,15 @@ class MultiDeviceOrchestrator:
         self.device_coordinators[class_named(hardware_class)] = coordinator
 
     def optimize_data_movement(
-        self, operation_graph: workloads.WorkloadProfile, device_mapping: workloads.DeviceMapping
+        self, operation_graph: WorkloadProfile, device_mapping: DeviceMapping
     ) -> DataMovementPlan:
         """Return the moves that a mapping needs: each array to each device once."""
         return self.data_movement_optimizer.plan(operation_graph, device_mapping)
 
     def execute_multi_device_workload(
         self,
-        workload: workloads.WorkloadProfile,
-        device_mapping: workloads.DeviceMapping | GivenDevices,
+        workload: WorkloadProfile,
+        device_mapping: DeviceMapping | GivenDevices,
         *,
         spares: GivenDevices = (),
         power_budget_W: float | None = None,
@@ -590,12 +598,12 @@ class MultiDeviceOrchestrator:
             DeviceFailure: the last device has died.
         """
         for name, given in workload.inputs.items():
-            if isinstance(given, workloads.ArraySpec):
+            if isinstance(given, ArraySpec):
                 raise UsageError(
                     f"{workload.workload_id} is computed with real numbers, and {name} is an ArraySpec without; give "
                     "an array, or use decompose_workload for prices alone"
                 )
-        mapping: workloads.DeviceMapping
+        mapping: DeviceMapping
         if isinstance(device_mapping, Mapping):
             mapping = device_mapping
         else:
@@ -612,7 +620,7 @@ class MultiDeviceOrchestrator:
         taking_part = tuple(devices.values())
         return OrchestratedRun(outputs, plan, steps, times, measured, waits, recoveries, run.peak_bytes, taking_part)
 
-    def execute_task(self, task: workloads.EnhancedTestTask, devices: GivenDevices) -> OrchestratedRun:
+    def execute_task(self, task: EnhancedTestTask, devices: GivenDevices) -> OrchestratedRun:
         """Compute a task's workload within its power budget, and fill in its plans."""
         run = self.execute_multi_device_workload(task.workload, devices, power_budget_W=task.power_budget)
         mapping = {step.name: step.device for step in run.steps if step.kind == "compute"}

@@ -51,11 +51,24 @@ from minitrain.run.folding.mesh import (
 from minitrain.run.folding.per_rank_values import PerRankInt, PerRankRange, PerRankSet, of_lowest, per_rank
 from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.strategy_loading import is_shipped
-from minitrain.tensors import Activation, OptState, Sharded, Weight, WeightGrad, placed
+from minitrain.tensors import Activation, OptState, Sharded, Weight, WeightGrad
 from minitrain.tensors.index_sets import SequencePart
 from minitrain.tensors.kinds import altered
+from minitrain.tensors.placed import (
+    PARTIAL,
+    SHARDS,
+    ActivationShard,
+    ExpertOptState,
+    ExpertWeight,
+    KeysValues,
+    KeysValuesGrad,
+    RoutedTokens,
+    RouterOptState,
+    RouterWeight,
+    TableGrad,
+)
 
-_OF_CLASSES = (placed.KeysValues, placed.KeysValuesGrad, placed.TableGrad)
+_OF_CLASSES = (KeysValues, KeysValuesGrad, TableGrad)
 _getter = lru_cache(maxsize=64)(attrgetter)  # of a few names, by every collective
 
 
@@ -158,7 +171,7 @@ def perform_of_classes(attempt: FoldAttempt, op: str, value: Any, result: Any, g
         return [
             perform_of_classes(attempt, op, item, of_item, group) for item, of_item in zip(value, result, strict=True)
         ]
-    if isinstance(value, _OF_CLASSES) or (type(result) is not type(value) and isinstance(value, placed.PARTIAL)):
+    if isinstance(value, _OF_CLASSES) or (type(result) is not type(value) and isinstance(value, PARTIAL)):
         return result  # all came together among classes
     if COLLECTIVES[op].gives == "exchange":  # of kept axes alone
         return result
@@ -248,7 +261,7 @@ def keep_shards_apart(attempt: FoldAttempt, shards: Any) -> Any:
 def tells_classes_apart(value: Any) -> bool:
     """Return whether a tensor says what differs between classes: the shards of the sequence that their ranks have."""
     sequence = getattr(value, "sequence", None)  # buckets have none
-    return sequence is not None and sequence.num_shards > 1 and not isinstance(value, (*placed.SHARDS, *placed.PARTIAL))
+    return sequence is not None and sequence.num_shards > 1 and not isinstance(value, (*SHARDS, *PARTIAL))
 
 
 T = TypeVar("T")
@@ -577,7 +590,7 @@ class FoldedModel(Model):
 
     def get_input_shard(
         self, samples: Iterable[int], shards: Iterable[int], num_shards: int, cut: str = "sequence"
-    ) -> placed.ActivationShard:
+    ) -> ActivationShard:
         """Return the model's input for some samples, each rank its own, and shards that are the class's."""
         self._require_one("a number of shards", num_shards)
         found = super().get_input_shard((), keep_shards_apart(self.attempt, shards), num_shards, cut)
@@ -604,15 +617,13 @@ class FoldedModel(Model):
                 self.symbolic_columns[place] = values
                 rows[place::STRIDE] = [lowest.get(id(value), value) for value in values]
 
-    def load_router(
-        self, layer: int, shard: Any = 0, num_shards: int = 1
-    ) -> tuple[placed.RouterWeight, placed.RouterOptState]:
+    def load_router(self, layer: int, shard: Any = 0, num_shards: int = 1) -> tuple[RouterWeight, RouterOptState]:
         """Load one shard of what all ranks hold of a layer with experts, each rank its own."""
         return self._each_its_own(super().load_router, layer, {"shard": shard}, num_shards=num_shards)  # type: ignore[return-value]  # a router piece
 
     def load_experts(
         self, layer: int, shard: Any = 0, num_shards: int = 1, *, part: Any = 0, num_parts: int = 1
-    ) -> tuple[placed.ExpertWeight, placed.ExpertOptState]:
+    ) -> tuple[ExpertWeight, ExpertOptState]:
         """Load one part of a layer's experts, or a shard of it, each rank its own."""
         counts = {"num_shards": num_shards, "num_parts": num_parts}
         return self._each_its_own(super().load_experts, layer, {"shard": shard, "part": part}, **counts)  # type: ignore[return-value]  # a part of experts
@@ -644,7 +655,7 @@ class FoldedModel(Model):
                 what = "a layer" if name == "layer" else f"a number of {name.removeprefix('num_')}"
                 self.attempt.diverge(f"{what} that differs between ranks", count.slopes)
 
-    def route(self, layer: int, inp: Activation, weight: Weight, num_parts: int, **how: Any) -> placed.RoutedTokens:
+    def route(self, layer: int, inp: Activation, weight: Weight, num_parts: int, **how: Any) -> RoutedTokens:
         """Return copies of tokens, of which each part of the experts gets as many."""
         tokens = super().route(layer, inp, weight, num_parts, **how)
         if tokens.load.shares:

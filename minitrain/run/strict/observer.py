@@ -29,16 +29,29 @@ from minitrain.machine.price import PENDING
 from minitrain.operations import FETCH, OFFLOAD, ON_HOST, PRICE, RECV, SEND, STRIDE, TYP, UPDATE_ON_HOST
 from minitrain.operations.collectives import COLLECTIVES, Collective
 from minitrain.operations.computations import COMPUTATIONS, names_of
-from minitrain.run.strict import laws
 from minitrain.run.strict.buffers import Alias, LaunchHold, Ledger, Line, Origin, Overwrite, Unusable
+from minitrain.run.strict.laws import (
+    Members,
+    note_update,
+    require_awaited,
+    require_copied,
+    require_exchangeable,
+    require_final_weights,
+    require_gatherable,
+    require_reducible,
+    require_update,
+    require_update_on_host,
+    require_usable,
+    require_valid,
+)
 from minitrain.tensors import FIELDS, KINDS, clone
 from minitrain.tensors.fields import OnHost
 from minitrain.tensors.kinds import LocalWeight
 from minitrain.tensors.placed import COPIES, KeysValuesGrad
 
-_LAWS: dict[str, Callable[[str, Sequence[Any], Any, laws.Members], None]] = {
-    "sum": laws.require_reducible,
-    "union": laws.require_gatherable,
+_LAWS: dict[str, Callable[[str, Sequence[Any], Any, Members], None]] = {
+    "sum": require_reducible,
+    "union": require_gatherable,
 }
 _MAKING = frozenset(record.name for record in COMPUTATIONS.values() if record.makes_new)
 _UPDATES = frozenset(names_of("update"))
@@ -67,15 +80,15 @@ class StrictAccounting(Observer):
             self._before_communication(model, ledger, op, given)
             return
         if ledger.unawaited:
-            laws.require_awaited(ledger, op, given)
+            require_awaited(ledger, op, given)
         delay = model._semantics.delay if op == "update" and model._semantics is not None else 0
         step = _UNUSUAL if delay else _usual_step(ledger, given)
-        ledger.step = laws.require_usable(ledger, op, given, delay) if step is _UNUSUAL else step
+        ledger.step = require_usable(ledger, op, given, delay) if step is _UNUSUAL else step
         if ledger.units - ledger.stored > ledger.most_outside and op not in _UNLOGGED:
             ledger.sample(len(model._rows))
         if op == "update" and len(given) == 4:
-            laws.require_update(ledger, *given)
-            laws.require_copied(ledger, given)
+            require_update(ledger, *given)
+            require_copied(ledger, given)
 
     def _before_communication(self, model: Any, ledger: Ledger, op: str, given: tuple[Any, ...]) -> None:
         """Require valid tensors for a communication, and remember its line; a reduction overwrites them."""
@@ -84,10 +97,10 @@ class StrictAccounting(Observer):
         if model._chains is not None:
             tensors = [tensor for tensor in tensors if not isinstance(tensor, Launched)]
         if ledger.unawaited:
-            laws.require_awaited(ledger, op, tensors)
+            require_awaited(ledger, op, tensors)
         fields_of = _fields_of(value.__class__)
         if fields_of is None or not _is_usual(ledger, value, fields_of(value)):
-            laws.require_valid(ledger, op, tensors)
+            require_valid(ledger, op, tensors)
             _require_offloaded(ledger, op, tensors)
         row = len(model._rows)
         if ledger.units - ledger.stored > ledger.most_outside:
@@ -101,7 +114,7 @@ class StrictAccounting(Observer):
     def chained(self, operation: Any, taken: Sequence[Any]) -> None:
         """Require valid tensors for what they were given to, as for any communication."""
         ledger, op = operation.model._meter, operation.op
-        laws.require_valid(ledger, op, taken)
+        require_valid(ledger, op, taken)
         if op in COLLECTIVES and COLLECTIVES[op].gives == "sum" and operation.owner.communicator.size > 1:
             _begin_overwrite(op, ledger.submitted[operation.row], taken)
         hold = ledger.holds.get(operation.row)
@@ -160,7 +173,7 @@ class StrictAccounting(Observer):
         """Let the buffers of a weight and its state be those of the results."""
         overwritten = [value for value in given[2:] if value is not None]
         if op in _UPDATES:
-            laws.note_update(ledger, overwritten[0])
+            note_update(ledger, overwritten[0])
         overwrite = Overwrite(op, ledger.lines.calling())
         for old, new in zip(overwritten, made, strict=True):
             origin = old._origin
@@ -284,7 +297,7 @@ class StrictAccounting(Observer):
             ledger: Any = model._meter
             ledger.count_waiting_messages(model._rows)
             for handed_in in (model.final_weights, model.final_experts, model.final_locals):
-                laws.require_final_weights(ledger, handed_in)
+                require_final_weights(ledger, handed_in)
         _require_durations(models)
         _require_all_asked(models)
 
@@ -376,7 +389,7 @@ def _require_offloaded(ledger: Ledger, op: str, given: Sequence[Any]) -> None:
             )
             raise LawError(rule, rank=ledger.rank, layer=value.layer, value=value)
     if op == UPDATE_ON_HOST and len(kept) == len(given):
-        laws.require_update_on_host(ledger, kept)
+        require_update_on_host(ledger, kept)
 
 
 def _have_stepped(ledger: Ledger, updated: Sequence[Any]) -> None:
@@ -385,13 +398,13 @@ def _have_stepped(ledger: Ledger, updated: Sequence[Any]) -> None:
         kept._origin = Unusable(kept._origin.reason, ledger, kept._origin.step + 1, (kept.kind, kept.fields))
 
 
-def _settle(record: Collective, members: laws.Members, values: Sequence[Any], results: Sequence[Any]) -> None:
+def _settle(record: Collective, members: Members, values: Sequence[Any], results: Sequence[Any]) -> None:
     """Follow the results of a reduction or a gather of one tensor a member."""
     fields_of = FIELDS[values[0].__class__]
     origins = [value._origin for value in values]
     if [fields_of(value) for value in values] != [origin.fields for origin in origins]:
         for (operation, _), value in zip(members, values, strict=True):  # altered while it waited
-            laws.require_valid(operation.model._meter, record.name, (value,), whatever_version=True)
+            require_valid(operation.model._meter, record.name, (value,), whatever_version=True)
     first = next(filter(None, results)) if record.to_root else results[0]
     _LAWS[record.gives](record.name, values, first, members)
     fields_of = FIELDS[first.__class__]  # a sum of parts is another kind of tensor
@@ -409,13 +422,13 @@ def _settle(record: Collective, members: laws.Members, values: Sequence[Any], re
             _receive(operation, result, of_all or fields_of(result), origin.step, line)
 
 
-def _settle_copies(record: Collective, members: laws.Members, results: Sequence[Any]) -> None:
+def _settle_copies(record: Collective, members: Members, results: Sequence[Any]) -> None:
     """Follow the results of a broadcast or an exchange: copies, but the root of a broadcast keeps its own."""
     operations = [operation for operation, _ in members]
     for operation in operations:  # it may have been altered while it waited
-        laws.require_valid(operation.model._meter, record.name, tensors_in(operation.value), whatever_version=True)
+        require_valid(operation.model._meter, record.name, tensors_in(operation.value), whatever_version=True)
     if record.gives == "exchange":
-        laws.require_exchangeable(record.name, [operation.value for operation in operations], members)
+        require_exchangeable(record.name, [operation.value for operation in operations], members)
     for index, (operation, line) in enumerate(members):
         for source, tensor in zip(_sources(operations, index), tensors_in(results[index]), strict=True):
             origin, fields = source._origin, FIELDS[tensor.__class__](tensor)

@@ -26,10 +26,22 @@ from minitrain.machine.platforms import Platform
 from minitrain.run.analysis.breakdown import BusyTimeSum
 from minitrain.run.analysis.timeline import Floats
 from minitrain.run.device_memory import DeviceMemory, bytes_of_rounding, known_platform, num_logits, workspace_bytes_of
-from minitrain.search.tuning import layouts
+from minitrain.search.tuning.layouts import (
+    BACKWARD,
+    END_FIGURES,
+    FORWARD,
+    LAUNCHED,
+    RECEIVE,
+    SEND,
+    WAIT,
+    Columns,
+    Order,
+    Pipeline,
+    order_of,
+)
 
 _LOAD, _COVER, _TOTAL, _UPDATE, _GATHER = (
-    layouts.END_FIGURES.index(name) for name in ("load", "cover", "total", "update", "gather")
+    END_FIGURES.index(name) for name in ("load", "cover", "total", "update", "gather")
 )
 _NEVER = -np.inf
 
@@ -47,7 +59,7 @@ class Steps:
     busy_s: Floats
 
 
-def steps_of(columns: layouts.Columns) -> Steps:
+def steps_of(columns: Columns) -> Steps:
     """Return the steps of layouts of one structure."""
     return _Clocks(columns).run()
 
@@ -76,7 +88,7 @@ class Spending:
         return self.step_time - self.forward_s - self.backward_s - self.update_s - self.waiting_s
 
 
-def spending_of(columns: layouts.Columns) -> Spending:
+def spending_of(columns: Columns) -> Spending:
     """Return where the time of the step of the first layout goes."""
     computing = [_computing(columns, place) for place in range(columns.pp)]
     busiest = max(range(columns.pp), key=lambda place: sum(computing[place]))
@@ -85,7 +97,7 @@ def spending_of(columns: layouts.Columns) -> Spending:
     return Spending(step_time, *computing[busiest], max(0.0, step_time - clocks.at_work()))
 
 
-def _computing(columns: layouts.Columns, place: int) -> tuple[float, float, float]:
+def _computing(columns: Columns, place: int) -> tuple[float, float, float]:
     """Return how long a place of the first layout computes in forwards, otherwise, and in updates, s."""
     forward_s = backward_s = update_s = 0.0
     times, (stages, _) = columns.num_microbatches, columns.blocks[0]
@@ -107,7 +119,7 @@ class _Clocks:
         traced: the place of the first layout of which `at_work` is asked; None for none.
     """
 
-    def __init__(self, columns: layouts.Columns, traced: int | None = None) -> None:
+    def __init__(self, columns: Columns, traced: int | None = None) -> None:
         self._columns, self._traced = columns, traced
         self._idle: list[tuple[float, float]] = []  # when the traced place does nothing itself
         self._under_way: list[tuple[float, float]] = []  # what runs beside it
@@ -174,11 +186,11 @@ class _Clocks:
         columns = self._columns
         chains = {
             code: [columns.chain(code, stage) for stage in range(columns.pp * columns.num_chunks)]
-            for code in (layouts.FORWARD, layouts.BACKWARD)
+            for code in (FORWARD, BACKWARD)
         }
-        special = {layouts.FORWARD: 0, layouts.BACKWARD: columns.num_microbatches - 1} if self._overlaps else {}
+        special = {FORWARD: 0, BACKWARD: columns.num_microbatches - 1} if self._overlaps else {}
         for code, place, what, microbatch in columns.order.turns():
-            if code > layouts.BACKWARD:
+            if code > BACKWARD:
                 self._message(code, place, what, microbatch)
             elif microbatch == special.get(code):
                 self._pass_by_layer(code, place, what)
@@ -204,10 +216,10 @@ class _Clocks:
     def _message(self, code: int, place: int, kind: int, microbatch: int) -> None:
         """Send, receive or wait."""
         time = self._time[place]
-        if code == layouts.SEND:
+        if code == SEND:
             self._carried[kind, microbatch] = time.copy()
             time += self._seconds[kind]
-        elif code == layouts.SEND + layouts.LAUNCHED:
+        elif code == SEND + LAUNCHED:
             self._launch(place, kind, microbatch)
         elif self._columns.messages == "plain":
             carried = self._carried.pop((kind, microbatch))
@@ -238,9 +250,9 @@ class _Clocks:
         """Submit a receive, or wait for one, or for a send; receives from one peer follow one another."""
         message = self._messages[kind]
         stream = self._submitted[message.source, message.dest]
-        if code in (layouts.RECEIVE, layouts.RECEIVE + layouts.LAUNCHED):
+        if code in (RECEIVE, RECEIVE + LAUNCHED):
             stream.append((kind, microbatch, self._time[place].copy()))
-        if code == layouts.RECEIVE + layouts.LAUNCHED:
+        if code == RECEIVE + LAUNCHED:
             return
         key = message.source == place, kind, microbatch
         while key not in self._ends:
@@ -293,10 +305,10 @@ class _Clocks:
         """Pass for the first time forward, as weights are gathered; or for the last time back, and sum gradients."""
         columns = self._columns
         for number in range(columns.num_layers(stage)):
-            if code == layouts.FORWARD and (stage, number) in self._gathered:
+            if code == FORWARD and (stage, number) in self._gathered:
                 self._until(place, self._gathered[stage, number])
             self._pass(place, columns.layer_chain(code, stage, number), code, stage, number)
-            if code == layouts.BACKWARD:
+            if code == BACKWARD:
                 self._sum(place, stage, number)
 
     def _sum(self, place: int, stage: int, number: int) -> None:
@@ -331,29 +343,29 @@ class _Clocks:
                 np.add(time, figures[_GATHER], out=time, where=late)
 
 
-_NET, _PEAK, _SHARD = (layouts.END_FIGURES.index(name) for name in ("net", "peak", "weight_shard"))
+_NET, _PEAK, _SHARD = (END_FIGURES.index(name) for name in ("net", "peak", "weight_shard"))
 _PERIODS = 3
 """Rounds of microbatches after which memory repeats: one to fill the pipeline, one that is steady, one to empty it."""
 
 
-def peaks_of(columns: layouts.Columns) -> tuple[Floats, Floats]:
+def peaks_of(columns: Columns) -> tuple[Floats, Floats]:
     """Return what tensors of the fullest rank of each layout take, and what its device must hold, bytes.
 
     Returns:
         Two arrays, (num_layouts,) each: the second has what `minitrain.run.device_memory` counts as needed.
     """
-    order = layouts.order_of(columns.pp, columns.num_chunks, _num_microbatches(columns), columns.messages)
+    order = order_of(columns.pp, columns.num_chunks, _num_microbatches(columns), columns.messages)
     of_places = [_of_place(columns, order, place) for place in range(columns.pp)]
     tensors, needed = np.max(of_places, axis=0)[:, : columns.count] * columns.pieces.workload.bytes_per_element
     return tensors, needed
 
 
-def _num_microbatches(columns: layouts.Columns) -> int:
+def _num_microbatches(columns: Columns) -> int:
     """Return as few microbatches as have the same peak."""
     return min(columns.num_microbatches, _PERIODS * columns.pp)
 
 
-def _of_place(columns: layouts.Columns, order: layouts.Order, place: int) -> tuple[Floats, Floats]:
+def _of_place(columns: Columns, order: Order, place: int) -> tuple[Floats, Floats]:
     """Return the peak memory of one place, without and with what is no tensor of the run, elements, (width,) each."""
     tensors, _ = _tensors(columns, order, place)
     beside, element_bytes = np.zeros(columns.width), columns.pieces.workload.bytes_per_element
@@ -368,18 +380,18 @@ def _of_place(columns: layouts.Columns, order: layouts.Order, place: int) -> tup
     return tensors, tensors + beside
 
 
-def _tensors(columns: layouts.Columns, order: layouts.Order, place: int) -> tuple[Floats, Floats]:
+def _tensors(columns: Columns, order: Order, place: int) -> tuple[Floats, Floats]:
     """Return the most that the tensors of a place take, and the most at the beginning of a step's last backward."""
     base, most = _loaded(columns, place)
     asked, before, tops = _memory_by_step(columns, order, place, base)
     last = columns.pp * columns.num_chunks - 1
-    at_loss = [step == (layouts.BACKWARD, last) for step in asked]
+    at_loss = [step == (BACKWARD, last) for step in asked]
     tensors: Floats = np.maximum(most, (before + tops).max(axis=0, initial=0.0))
     return tensors, before[at_loss].max(axis=0, initial=0.0)
 
 
 def _memory_by_step(
-    columns: layouts.Columns, order: layouts.Order, place: int, base: Floats
+    columns: Columns, order: Order, place: int, base: Floats
 ) -> tuple[list[tuple[int, int]], Floats, Floats]:
     """Return what each step of a place is, what is held before it, and the most that it adds meanwhile, elements."""
     steps, keys = _steps(order, place)
@@ -388,9 +400,7 @@ def _memory_by_step(
     return [keys[step][:2] for step in steps], np.cumsum(np.vstack([base, nets]), axis=0)[:-1], tops
 
 
-def _with_totals(
-    columns: layouts.Columns, order: layouts.Order, place: int, gradients: Mapping[int, float]
-) -> tuple[float, float]:
+def _with_totals(columns: Columns, order: Order, place: int, gradients: Mapping[int, float]) -> tuple[float, float]:
     """Return the most at losses and in forwards but the last stage's, with totals of all gradients, bytes.
 
     Args:
@@ -403,16 +413,16 @@ def _with_totals(
     missing, at_loss, in_forward = dict(gradients), 0.0, 0.0
     last, element_bytes = columns.pp * columns.num_chunks - 1, columns.pieces.workload.bytes_per_element
     for (code, stage), held, top in zip(asked, before[:, 0], tops[:, 0], strict=True):
-        if code == layouts.FORWARD and stage != last:
+        if code == FORWARD and stage != last:
             in_forward = max(in_forward, (held + top) * element_bytes + sum(missing.values()))
-        elif code == layouts.BACKWARD:
+        elif code == BACKWARD:
             if stage == last:
                 at_loss = max(at_loss, held * element_bytes + sum(missing.values()))
             missing.pop(stage, None)
     return float(at_loss), float(in_forward)
 
 
-def _device(columns: layouts.Columns, place: int, column: int) -> DeviceMemory:
+def _device(columns: Columns, place: int, column: int) -> DeviceMemory:
     """Return what a device of a place holds beside tensors, in one layout."""
     layout, workload = columns.layouts[column], columns.pieces.workload
     layers = [layer for stage in columns.stages_of(place) for layer in layout.stages[stage]]
@@ -426,7 +436,7 @@ def _device(columns: layouts.Columns, place: int, column: int) -> DeviceMemory:
     )
 
 
-def _buffer_bytes(columns: layouts.Columns, place: int, layout: layouts.Pipeline) -> int:
+def _buffer_bytes(columns: Columns, place: int, layout: Pipeline) -> int:
     """Return what the communication of a place's first rank keeps on its device."""
     tp, cp, stride = layout.ends.tp, layout.passes.cp, layout.stride
     rank, wraps = place * stride, columns.num_chunks > 1
@@ -440,15 +450,15 @@ def _buffer_bytes(columns: layouts.Columns, place: int, layout: layouts.Pipeline
     return known.buffer_bytes(getattr(predictor, "system", None), known_platform(predictor))
 
 
-def fullest_of(columns: layouts.Columns, platform: Platform, *, of_last: bool = False) -> DeviceMemory:
+def fullest_of(columns: Columns, platform: Platform, *, of_last: bool = False) -> DeviceMemory:
     """Return what the fullest device of the first layout holds, or that of its last place, as a framework allocates."""
-    order = layouts.order_of(columns.pp, columns.num_chunks, _num_microbatches(columns), columns.messages)
+    order = order_of(columns.pp, columns.num_chunks, _num_microbatches(columns), columns.messages)
     places = range(columns.pp - 1 if of_last else 0, columns.pp)
     devices = [_filled(columns, order, place, platform) for place in places]
     return max(devices, key=lambda device: device.allocated_bytes)
 
 
-def _filled(columns: layouts.Columns, order: layouts.Order, place: int, platform: Platform) -> DeviceMemory:
+def _filled(columns: Columns, order: Order, place: int, platform: Platform) -> DeviceMemory:
     """Return what the devices of a place hold in the first layout."""
     passes, workload = columns.layouts[0].passes, columns.pieces.workload
     tensors, at_loss = (float(part[0]) * workload.bytes_per_element for part in _tensors(columns, order, place))
@@ -485,13 +495,13 @@ def _filled(columns: layouts.Columns, order: layouts.Order, place: int, platform
     return replace(_device(columns, place, 0), peak_bytes=tensors).filled(known, platform)
 
 
-def _num_in_flight(order: layouts.Order, place: int) -> int:
+def _num_in_flight(order: Order, place: int) -> int:
     """Return the most passes that a place has taken forward and not yet back."""
-    steps = ((code == layouts.FORWARD) - (code == layouts.BACKWARD) for code, *_ in order.asked[place])
+    steps = ((code == FORWARD) - (code == BACKWARD) for code, *_ in order.asked[place])
     return max(accumulate(steps))
 
 
-def _loaded(columns: layouts.Columns, place: int) -> tuple[Floats, Floats]:
+def _loaded(columns: Columns, place: int) -> tuple[Floats, Floats]:
     """Return what a place holds once its layers are loaded, and the most until then."""
     base, most = np.zeros(columns.width), np.zeros(columns.width)
     for stage in columns.stages_of(place):
@@ -510,7 +520,7 @@ def _steps_of(asked: tuple[tuple[int, int], ...]) -> tuple[list[int], list[tuple
     seen: set[tuple[int, int]] = set()
     steps = []
     for code, what in asked:
-        if code in (layouts.SEND, layouts.RECEIVE):
+        if code in (SEND, RECEIVE):
             continue
         nth = 1 if (code, what) in seen else 0
         seen.add((code, what))
@@ -518,26 +528,26 @@ def _steps_of(asked: tuple[tuple[int, int], ...]) -> tuple[list[int], list[tuple
     return steps, list(numbers)
 
 
-def _steps(order: layouts.Order, place: int) -> tuple[list[int], list[tuple[int, int, int]]]:
+def _steps(order: Order, place: int) -> tuple[list[int], list[tuple[int, int, int]]]:
     """Return the steps of a place; messages of one kind are one step."""
     return _steps_of(tuple([(code, what) for code, what, _ in order.asked[place]]))
 
 
-def _row(columns: layouts.Columns, order: layouts.Order, key: tuple[int, int, int]) -> tuple[Floats, Floats]:
+def _row(columns: Columns, order: Order, key: tuple[int, int, int]) -> tuple[Floats, Floats]:
     """Return what a step adds, and the most that it adds meanwhile, elements, (width,) each."""
     code, what, nth = key
-    if code == layouts.FORWARD and nth == 0 and columns.gathers.any():
+    if code == FORWARD and nth == 0 and columns.gathers.any():
         return _first_forward(columns, what)
-    if code in (layouts.FORWARD, layouts.BACKWARD):
+    if code in (FORWARD, BACKWARD):
         return columns.memory(code, what, nth)
     sizes = columns.message_bytes(order.messages[what])
-    if code == layouts.WAIT:
+    if code == WAIT:
         return -sizes, np.zeros_like(sizes)
-    assert code >= layouts.LAUNCHED
+    assert code >= LAUNCHED
     return sizes, sizes
 
 
-def _first_forward(columns: layouts.Columns, stage: int) -> tuple[Any, Any]:
+def _first_forward(columns: Columns, stage: int) -> tuple[Any, Any]:
     """Return what the first forward adds to memory; layouts that gather early free their shards in it."""
     net, most = np.zeros(columns.width), np.zeros(columns.width)
     for number in range(columns.num_layers(stage)):
