@@ -2,7 +2,7 @@
 
 0: success. 1: a run failed (a broken law, a deadlock, out of memory with --strict-memory, an exception of the
 strategy), or a result could not be written. 2: wrong usage (an unknown strategy, a bad value, a bad config). 130:
-Ctrl-C.
+Ctrl-C, or SIGTERM, as a scheduler of jobs sends it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def running() -> Iterator[None]:
 
 @contextlib.contextmanager
 def saying_what_is_kept(kept: Callable[[], str]) -> Iterator[None]:
-    """Say on Ctrl-C what is left of the work, before it ends the command.
+    """Say on Ctrl-C or SIGTERM what is left of the work, before it ends the command.
 
     Args:
         kept: says it, when it is asked.
@@ -89,20 +89,20 @@ class Commands(TyperGroup):
                 os.write(_STDERR, _WITHOUT_MEMORY)
         finally:
             sys.unraisablehook = hook
-            if before is not None:
-                signal.signal(signal.SIGINT, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
         sys.exit(code)
 
 
-def _interrupt_at_once() -> Any:
-    """Let Ctrl-C end a strategy at once, also between two `await`s, for which asyncio would wait.
+def _interrupt_at_once() -> dict[int, Any]:
+    """Let Ctrl-C and SIGTERM end a strategy at once, also between two `await`s, for which asyncio would wait.
 
     Returns:
-        The handler before, or None outside of the main thread, where it cannot be changed.
+        The handlers before; none outside of the main thread, where they cannot be changed.
     """
     if threading.current_thread() is not threading.main_thread():
-        return None
-    return signal.signal(signal.SIGINT, _interrupt)
+        return {}
+    return {number: signal.signal(number, _interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
 
 
 def _interrupt(_signal: int, _frame: Any) -> None:

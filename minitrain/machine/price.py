@@ -442,18 +442,18 @@ def _laws_of(given: Any) -> Mapping[str, Law]:
             raise UsageError(
                 f"a law must be of one of {', '.join(COLLECTIVES)}, got {op!r:.80}; write OP=FILE.py:FUNCTION", op=op
             )
-    return {op: law if callable(law) else _law_in(str(law)) for op, law in (given or {}).items()}
+    return {op: law if callable(law) else _law_in(op, str(law)) for op, law in (given or {}).items()}
 
 
-def _law_in(text: str) -> Law:
-    """Return the function that "FILE.py:FUNCTION" names."""
+def _law_in(op: str, text: str) -> Law:
+    """Return the function that "FILE.py:FUNCTION" names, the law of a collective."""
     path, _, name = text.rpartition(":")
     try:
         found = runpy.run_path(path).get(name) if path else None
     except Exception as error:  # the file may raise anything
-        raise UsageError(f"the law of a collective cannot be read from {text!r}: {message_of(error)}") from error
+        raise UsageError(f"the law of {op} cannot be read from {text!r}: {message_of(error)}", op=op) from error
     if not callable(found):
-        raise UsageError(f"{text!r} must name a function, the law of a collective; write FILE.py:FUNCTION")
+        raise UsageError(f"the law of {op} must be a function, got {text!r}; write {op}=FILE.py:FUNCTION", op=op)
     return cast("Law", found)
 
 

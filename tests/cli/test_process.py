@@ -109,9 +109,12 @@ def started(folder: Path, *arguments: str, prefix: tuple[str, ...] = ()) -> Iter
 @pytest.mark.few(1)
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 @pytest.mark.parametrize("prefix", [(), LIMITED])
-def test_ctrl_c_ends_it_with_one_line_130_and_no_files(tmp_path: Path, prefix: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_and_sigterm_end_it_with_one_line_130_and_no_files(
+    tmp_path: Path, prefix: tuple[str, ...], sent: signal.Signals
+) -> None:
     with started(tmp_path, prefix=prefix) as process:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(sent)
         stdout, stderr = process.communicate(timeout=20)
         said = stderr.replace("simulating slow\n", "")
         assert (process.returncode, stdout, said) == (130, "", "minitrain: interrupted; nothing was kept\n")

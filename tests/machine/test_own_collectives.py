@@ -92,9 +92,9 @@ def test_many_machines_and_several_laws_are_priced_as_one_by_one() -> None:
     ("given", "said"),
     [
         ({"allreduce": "laws.py:doubling"}, "a law must be of one of all_reduce, .*, got 'allreduce'"),
-        ("all_reduce=laws.py:nothing", "'laws.py:nothing' must name a function"),
-        ("all_reduce", "'' must name a function, the law of a collective; write FILE.py:FUNCTION"),
-        ("all_reduce=no.py:law", "cannot be read from 'no.py:law': .*No such file"),
+        ("all_reduce=laws.py:nothing", "the law of all_reduce must be a function, got 'laws.py:nothing'"),
+        ("all_reduce", "the law of all_reduce must be a function, got ''; write all_reduce=FILE.py:FUNCTION"),
+        ("all_reduce=no.py:law", "the law of all_reduce cannot be read from 'no.py:law': .*No such file"),
         ("all_reduce=laws.py:negative", "negative, must return seconds from 0 on for 33554432 bytes .*, got -1.0"),
         ("all_reduce=laws.py:raises", "raises, must return .* raised KeyError: 'missing', in .*laws.py, line 14"),
     ],
