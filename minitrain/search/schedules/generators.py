@@ -61,11 +61,20 @@ Phase = tuple[str, int]
 MOST_PASSES = 2**22
 """Forward passes of a schedule: these and their backwards take 2 GB."""
 
+MOST_PASSES_TRIED = 2**18
+"""Forward passes of a schedule that is made for given times: its eight choices are followed within a minute or two."""
+
 
 def check_sizes(
-    name: str, num_ranks: int, num_microbatches: int, num_chunks: int, legal: int | None = None, remedy: str = ""
+    name: str,
+    num_ranks: int,
+    num_microbatches: int,
+    num_chunks: int,
+    legal: int | None = None,
+    remedy: str = "",
+    most: int = MOST_PASSES,
 ) -> None:
-    """Refuse a count below one, more actions than memory holds, and chunks that a schedule is not made for.
+    """Refuse a count below one, more actions than memory or time allows, and chunks that a schedule is not made for.
 
     Raises:
         UsageError: naming the count; of chunks, the legal number and a schedule for others.
@@ -74,9 +83,9 @@ def check_sizes(
     for count, value in counts.items():
         if not isinstance(value, int) or value < 1:
             raise UsageError(f"{count} ({value!r}) must be a whole number of 1 or more for {name}", **counts)
-    if math.prod(counts.values()) > MOST_PASSES:
+    if math.prod(counts.values()) > most:
         raise UsageError(
-            f"num_ranks x num_microbatches x num_chunks must be at most {MOST_PASSES} for {name}, got "
+            f"num_ranks x num_microbatches x num_chunks must be at most {most} for {name}, got "
             f"{' x '.join(map(shown, counts.values()))}; take fewer microbatches, as a step repeats",
             **counts,
         )
@@ -608,7 +617,8 @@ def _shortest(
     name: str, num_ranks: int, num_microbatches: int, num_chunks: int, most_alive: int, costs: tuple[float, ...]
 ) -> Schedule:
     """Return the schedule of the choices with the shortest span, of these the one that ends first."""
-    check_sizes(name, num_ranks, num_microbatches, num_chunks, 1, "use zbv for several stages a rank")
+    remedy = "use zbv for several stages a rank"
+    check_sizes(name, num_ranks, num_microbatches, num_chunks, 1, remedy, MOST_PASSES_TRIED)
     is_legal = len(costs) == 5 and all(0 < cost < math.inf for cost in costs[:3]) and 0 <= costs[3] < math.inf
     if not (is_legal and 0 <= costs[4] <= 1):
         raise UsageError(
@@ -670,32 +680,48 @@ class _Pipeline:
         self.delays, self.skips, self.evens = choices
         self.orders: list[list[Action]] = [[] for _ in range(num_ranks)]
         self.ends: list[dict[Kind, list[float]]] = [{"F": [], "I": [], "W": []} for _ in range(num_ranks)]
-        self.free = [0.0] * num_ranks
-        self.bubbles = [0.0] * num_ranks
+        self.free, self.bubbles, self.largest_bubble = [0.0] * num_ranks, [0.0] * num_ranks, 0.0
+        self.were_forward = [False] * num_ranks  # what each began last, weight gradients aside
+        self.moments, self.woken = [0.0], {0.0: [*range(num_ranks)]}
+        self.num_looks = Counter({0.0: 1})
 
     def run(self) -> Schedule:
-        """Follow all ranks to the end, and return what they did."""
-        moments = [0.0]
-        while moments:
-            now = heapq.heappop(moments)
-            for rank in range(self.last + 1):
-                if self.free[rank] <= now:
-                    for moment in self._take(rank, now):
-                        heapq.heappush(moments, moment)
+        """Follow all ranks to the end, and return what they did.
+
+        A rank is looked at when it is free, when what it needs comes, and after the next rank's forward: nothing else
+        makes a rank begin that waited.
+        """
+        late: set[int] = set()  # looked at before the next rank's forward
+        while self.moments:
+            now = heapq.heappop(self.moments)
+            late.update(self.woken.pop(now))
+            for _ in range(self.num_looks.pop(now)):
+                due, late = sorted(late), set()
+                for rank in due:
+                    if self.free[rank] <= now and self._take(rank, now) == "F" and rank:
+                        late.add(rank - 1)
         return Schedule.from_orders(self.orders)
 
-    def _take(self, rank: int, now: float) -> tuple[float, ...]:
-        """Begin what a free rank does now, and return when something follows from that."""
+    def _take(self, rank: int, now: float) -> Kind | None:
+        """Begin what a free rank does now, and note who is looked at when it ends and when its message is there."""
         kind = self._chosen(rank, now)
         if kind is None:
-            return ()
+            return None
         if self.orders[rank]:
             self.bubbles[rank] += now - self.free[rank]
-        end = now + self.times[kind]
+            self.largest_bubble = max(self.largest_bubble, self.bubbles[rank])
+        self.free[rank] = end = now + self.times[kind]
         self.orders[rank].append(Action(kind, rank, self._done(rank, kind)))
         self.ends[rank][kind].append(end)
-        self.free[rank] = end
-        return (end, end + self.message)
+        if kind != "W":
+            self.were_forward[rank] = kind == "F"
+        others = [other for other in (rank - 1, rank + 1) if 0 <= other <= self.last]
+        for moment, ranks in ((end, [rank]), (end + self.message, others)):
+            if moment not in self.woken:
+                heapq.heappush(self.moments, moment)
+            self.woken.setdefault(moment, []).extend(ranks)
+            self.num_looks[moment] += 1
+        return kind
 
     def _done(self, rank: int, kind: Kind) -> int:
         return len(self.ends[rank][kind])
@@ -718,7 +744,7 @@ class _Pipeline:
             return None
         if not is_turn and has_room and forward is not None:
             wait = min(wait, forward - now)
-        is_largest = self.evens and self.bubbles[rank] + wait > max(self.bubbles)
+        is_largest = self.evens and self.bubbles[rank] + wait > self.largest_bubble
         return "W" if wait >= self.times["W"] or is_largest or makes_room else None
 
     def _is_turn_of_gradient(self, rank: int) -> bool:
@@ -726,8 +752,7 @@ class _Pipeline:
         if not self._done(rank, "I"):
             return self._arrival(rank, "I") is not None
         is_ahead = rank < self.last and self._done(rank, "F") - self._done(rank + 1, "F") > 1
-        was_forward = next(action.kind for action in reversed(self.orders[rank]) if action.kind != "W") == "F"
-        return was_forward or (self.skips and is_ahead)
+        return self.were_forward[rank] or (self.skips and is_ahead)
 
     def _alive(self, rank: int) -> float:
         """Return the activations that a rank keeps, in those of a microbatch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain import schedules
-from minitrain.search.schedules.generators import span_and_end
-from minitrain.search.schedules.schedule import Schedule
+from minitrain.search.schedules.generators import _Pipeline, span_and_end
+from minitrain.search.schedules.schedule import Kind, Schedule
 
 TIMES = st.floats(0.5, 2.0)
 
@@ -62,6 +63,33 @@ def test_memory_that_input_gradients_free_makes_bubbles_smaller() -> None:
     work = 24 * sum(times[:3])
     spans = [span_and_end(schedules.zb_2p(8, 24, 1, (*times, share)), (*times, share))[0] for share in (1.0, 0.37)]
     assert work < spans[1] < spans[0] < span_and_end(schedules.zb_h2(8, 24), (*times, 1.0))[0]
+
+
+@pytest.mark.parametrize("choices", [*product((False, True), repeat=3)])
+@given(
+    p=st.integers(1, 7),
+    m=st.integers(1, 16),
+    times=st.tuples(*[st.sampled_from([0.5, 1.0, 1.25, 2.0])] * 3),
+    message=st.sampled_from([0.0, 0.25, 1.5]),
+    share=st.sampled_from([0.0, 0.5, 1.0]),
+)
+def test_looking_at_every_free_rank_at_every_moment_makes_no_other_order(
+    choices: tuple[bool, ...], p: int, m: int, times: tuple[float, ...], message: float, share: float
+) -> None:
+    class Restless(_Pipeline):
+        def _take(self, rank: int, now: float) -> Kind | None:
+            kind = super()._take(rank, now)
+            for moment in () if kind is None else (now + self.times[kind], now + self.times[kind] + self.message):
+                self.woken[moment].extend(range(p))
+            return kind
+
+    made = [one(p, m, p, (*times, message, share), choices).run().rows for one in (_Pipeline, Restless)]
+    assert made[0] == made[1]
+
+
+def test_schedules_that_would_take_long_to_make_are_refused() -> None:
+    with pytest.raises(mt.UsageError, match="must be at most 262144 for zb_1p, got 1000 x 4000 x 1; take fewer"):
+        schedules.zb_1p(1000, 4000)
 
 
 def test_costs_outside_their_rules_are_refused() -> None:
