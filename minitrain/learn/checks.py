@@ -272,7 +272,9 @@ def _ended_early(exercise: Exercise, case: Case, error: Mapping[str, Any], found
     message, facts["cause"] = _with_cause(message, facts, found.get("programs", ()), found.get("lines", ()))
     if isinstance(error.get("called_at"), str) and error["called_at"]:
         facts["cause"] = [*facts["cause"], f"that line is in a function which is called at {error['called_at']}"]
-    return _up_to(name, failed(exercise, case, name, message, kind=kinds[0] if kinds else "Exception", **facts))
+    of_any = error.get("of_loading") is True and not case.hidden  # of a hidden size nothing is told
+    kind = kinds[0] if kinds else "Exception"
+    return _up_to(name, failed(exercise, None if of_any else case, name, message, kind=kind, **facts))
 
 
 def _count(value: Any) -> int | None:

@@ -226,7 +226,7 @@ def run_all(
         function = load(f"{job['file']}:{job['function']}")
     except BaseException as error:  # also what its top level raises
         deadline.holds = False
-        yield {"error": _wire().describe(error)}
+        yield {"error": {**_wire().describe(error), "of_loading": True}}
         return
     for case in job["cases"]:
         deadline.holds = True

@@ -38,6 +38,7 @@ from minitrain.proof.compression import Compressing
 from minitrain.proof.experts import Moe
 from minitrain.proof.partial_gradients import Border, Copies, DividedExperts, PartGrad, PartialGrad, PendingHalves
 from minitrain.proof.problem import (
+    MOST_RANKS,
     Flat,
     Problem,
     Rows,
@@ -468,8 +469,14 @@ def layers_of(
     """Return new layers of one rank.
 
     Raises:
-        UsageError: so many ranks and samples are too many to compute with a transformer.
+        UsageError: so many ranks are too many to compute with, or with so many samples of a transformer.
     """
+    if world_size > MOST_RANKS:
+        raise UsageError(
+            f"world_size ({world_size}) must be at most {MOST_RANKS} with real arrays, as every rank computes with its "
+            "own; take fewer, of which the program is the same",
+            world_size=world_size,
+        )
     if not isinstance(problem, TransformerProblem):
         return DenseLayers(problem)
     problem.require_sizes(world_size, global_batch_size)

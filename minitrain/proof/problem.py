@@ -81,6 +81,7 @@ def _normal(seed: int, what: int, which: int, rows: int, columns: int) -> Array:
     return numbers
 
 
+MOST_RANKS = 2**16  # each takes 5 ms and 0.1 MB of the smallest proof
 MOST_PARAMETERS = 2**21
 MOST_HELD = 2**25  # over all ranks, each of which may hold a whole model with its gradient and optimizer state
 MOST_FLOP = 2e12  # of a step over all ranks: minutes on one core

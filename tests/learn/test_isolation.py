@@ -534,4 +534,7 @@ def test_no_process_stays_where_no_thread_can_be_had(monkeypatch: pytest.MonkeyP
 def test_messages_name_the_submission_by_its_own_path(tmp_path: Path) -> None:
     path = tmp_path / "02_ddp.py"
     path.write_text("async def ddp(model)\n")
-    assert f"the strategy file {path} cannot be loaded: SyntaxError" in grade(path, "02").failures[0].message
+    failure = grade(path, "02").failures[0]
+    assert f"the strategy file {path} cannot be loaded: SyntaxError" in failure.message
+    assert not failure.size  # no size has to do with that
+    assert "`python" in failure.hint

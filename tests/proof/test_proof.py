@@ -312,3 +312,8 @@ def test_numbers_that_took_no_operation_are_no_proof(strategy: Any) -> None:
     with pytest.raises(mt.LawError, match=r"belongs to rank \d|did not come out of an operation of this run"):
         mt.prove(strategy, **sizes)
     assert mt.prove(strategy, strict=False, **sizes).largest < 1e-12  # the numbers alone are right
+
+
+def test_more_ranks_than_can_compute_are_refused_at_once() -> None:
+    with pytest.raises(mt.UsageError, match=r"world_size \(1000000\) must be at most 65536 with real arrays"):
+        mt.prove("ddp", world_size=10**6, global_batch_size=10**6)
