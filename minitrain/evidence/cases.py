@@ -214,8 +214,8 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         raise LackingError(f"{num_stages} stages are more than its {model.num_layers} layers")
     imbalance = row.number("imbalance") or 1
     zero = 0 if layout.num_replicas == 1 else 1 if layouts.gathers_once(framework, layout) else layout.zero
-    if imbalance != 1 and layout.world_size > _MOST_UNLIKE:
-        raise LackingError(f"imbalance is {imbalance:g}: ranks that are not alike are at most {_MOST_UNLIKE} here")
+    if imbalance != 1 and layout.pp * layout.ep * layout.etp > _MOST_UNLIKE:
+        raise LackingError(f"imbalance is {imbalance:g}: pp x ep is at most {_MOST_UNLIKE} where loads are unlike")
     return "megatron", common | {
         "tp": layout.tp,
         "pp": layout.pp,
@@ -249,8 +249,8 @@ def _blocks(framework: Framework, layout: Layout) -> bool:
     return framework.blocking_zero and layout.zero == 3 and layout.num_replicas == layout.world_size
 
 
-_MOST_UNLIKE = 64
-"""Ranks that are simulated one by one, where their experts get unlike shares of the tokens."""
+_MOST_UNLIKE = 256
+"""Ranks that are simulated where experts get unlike shares of the tokens: one for each part of them and each stage."""
 
 
 def _layers(model: Transformer, framework: Framework, num_stages: int) -> tuple[int, ...]:
@@ -635,7 +635,7 @@ def _run(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Run:
         workload=_workload(case),
         platform=case.platform or COMPONENTS,
         without=without,
-        fold=layout.world_size > 1 and case.options.get("imbalance", 1) == 1,
+        fold=layout.world_size > 1,
         contention=_is_slowed_down(case) or AUTO,
         check=False,
         microbatch_size=layout.microbatch_size,

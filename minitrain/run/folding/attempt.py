@@ -80,7 +80,7 @@ class FoldAttempt:
         world_size: number of ranks.
         streams: those of the groups that were asked for, by lowest rank and axes.
         diverged: axes on which ranks diverge, and where; None as long as they do not.
-        prices_differ: whether they diverge because the network does not carry the same in the same time for all.
+        prices_differ: whether they diverge because the same takes longer on some, by the network, devices or loads.
         needs_every_rank: whether they do not diverge, but the run needs something that only all ranks can give.
         sequences_differ: whether they diverge because ranks that do the same have other shards of a sequence.
         wanted_axes: axes that the strategy asked for and that are not these.

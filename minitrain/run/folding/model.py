@@ -294,7 +294,7 @@ class FoldedModel(Model):
         load_weights, load_router, load_experts, get_input_activation, get_input_shard: take shards, parts and
             samples that differ between ranks.
         document_lengths, count_pairs, _samples_of, _samples_with_documents: want documents that are the class's.
-        route: refuses experts of which some get more tokens than others.
+        route: keeps ranks apart whose experts get unlike shares of the tokens.
         _is_whole_batch: recognizes a set of all samples without listing them.
     """
 
@@ -338,6 +338,7 @@ class FoldedModel(Model):
         self._folded_groups: dict[frozenset[str], FoldedGroup] = {}
         self._meetings: dict[Any, Any] = {}  # of classes, by the axes and spans of their group
         self._peers_alike: set[int] = set()
+        self._unlike_along: frozenset[str] = frozenset()  # axes along which ranks have other parts of the experts
         self._all_ranks: FoldedGroup | None = None  # made when asked for: a strategy with a mesh hardly needs it
 
     @property
@@ -625,6 +626,8 @@ class FoldedModel(Model):
         self, layer: int, shard: Any = 0, num_shards: int = 1, *, part: Any = 0, num_parts: int = 1
     ) -> tuple[ExpertWeight, ExpertOptState]:
         """Load one part of a layer's experts, or a shard of it, each rank its own."""
+        if isinstance(part, PerRankInt):
+            self._unlike_along |= frozenset(part.slopes)
         counts = {"num_shards": num_shards, "num_parts": num_parts}
         return self._each_its_own(super().load_experts, layer, {"shard": shard, "part": part}, **counts)  # type: ignore[return-value]  # a part of experts
 
@@ -656,10 +659,11 @@ class FoldedModel(Model):
                 self.attempt.diverge(f"{what} that differs between ranks", count.slopes)
 
     def route(self, layer: int, inp: Activation, weight: Weight, num_parts: int, **how: Any) -> RoutedTokens:
-        """Return copies of tokens, of which each part of the experts gets as many."""
+        """Return copies of tokens; parts of the experts that get unlike shares are not those of one class."""
         tokens = super().route(layer, inp, weight, num_parts, **how)
-        if tokens.load.shares:
-            self.attempt.diverge("experts of which some get more tokens than others")
+        if tokens.load.shares and self._unlike_along:
+            self.attempt.prices_differ = True  # they do the same, at other prices
+            self.attempt.diverge("experts of which some get more tokens than others", self._unlike_along)
         return tokens
 
 
