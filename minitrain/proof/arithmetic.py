@@ -6,20 +6,23 @@ to y. Then the gradient of W is tanh(x)^T g, and that of x is (g W^T) (1 - tanh(
 
 Optimizers work element by element, so that a step on shards gives the shards of the step; Muon and Adafactor do not.
 
-The elementary functions of a transformer's units, with their backwards: norms, activation functions, softmax.
-
-All functions take tokens along any leading dimensions and work on the last one. A backward takes the gradient of the
-output first. Left out: dropout.
+The elementary functions of a transformer's units: norms, activation functions, softmax; and how gradients go back
+through any function (`gradients`). They take tokens along any leading dimensions and work on the last one. Left out:
+dropout.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, ClassVar, cast
 
+import autograd.numpy as anp  # type: ignore[import-untyped]
 import numpy as np
+from autograd import make_vjp
+from autograd.tracer import getval, isbox  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
@@ -254,72 +257,46 @@ _GELU = math.sqrt(2 / math.pi), 0.044715
 """The constants of the tanh form (Hendrycks and Gimpel 2016, section 2), which GPT-2 and Megatron-LM use."""
 
 
-def normalised(x: Array, kind: str) -> Array:
+def normalised(x: Any, kind: str) -> Any:
     """Return tokens without their scale, and for "layernorm" without their mean (Ba et al. 2016; Zhang 2019)."""
-    centred = _centred(x, kind)
-    return centred / _scale(centred)
+    centred = x - x.mean(axis=-1, keepdims=True) if kind == "layernorm" else x
+    return centred / anp.sqrt((centred**2).mean(axis=-1, keepdims=True) + EPSILON)
 
 
-def normalised_backward(grad: Array, x: Array, kind: str) -> Array:
-    """Return the gradient of a norm's input."""
-    centred = _centred(x, kind)
-    scale = _scale(centred)
-    found = centred / scale
-    along = (grad * found).mean(axis=-1, keepdims=True)
-    return _centred(grad - found * along, kind) / scale
-
-
-def _centred(x: Array, kind: str) -> Array:
-    """Return tokens without their mean if the norm takes it away."""
-    return x - x.mean(axis=-1, keepdims=True) if kind == "layernorm" else x
-
-
-def _scale(centred: Array) -> Array:
-    """Return what a norm divides by."""
-    return cast("Array", np.sqrt((centred**2).mean(axis=-1, keepdims=True) + EPSILON))
-
-
-def activated(inputs: tuple[Array, ...], kind: str) -> Array:
+def activated(inputs: Sequence[Any], kind: str) -> Any:
     """Return an activation function of one input, or "swiglu" of a gate and another (Shazeer 2020)."""
     if kind == "swiglu":
         gate, up = inputs
-        return gate * _sigmoid(gate) * up
+        return gate * (1 + anp.tanh(gate / 2)) / 2 * up
     (x,) = inputs
     if kind == "relu":
-        return np.maximum(x, 0)
-    return cast("Array", x * (1 + np.tanh(_GELU[0] * (x + _GELU[1] * x**3))) / 2)
+        return anp.where(x > 0, x, 0)
+    return x * (1 + anp.tanh(_GELU[0] * (x + _GELU[1] * x**3))) / 2
 
 
-def activated_backward(grad: Array, inputs: tuple[Array, ...], kind: str) -> tuple[Array, ...]:
-    """Return the gradients of an activation function's inputs."""
-    if kind == "swiglu":
-        gate, up = inputs
-        share = _sigmoid(gate)
-        return grad * up * share * (1 + gate * (1 - share)), grad * gate * share
-    (x,) = inputs
-    if kind == "relu":
-        return (grad * (x > 0),)
-    bend = np.tanh(_GELU[0] * (x + _GELU[1] * x**3))
-    slope = _GELU[0] * (1 + 3 * _GELU[1] * x**2)
-    return (grad * ((1 + bend) + x * (1 - bend**2) * slope) / 2,)
-
-
-def _sigmoid(x: Array) -> Array:
-    """Return the logistic function."""
-    return (1 + np.tanh(x / 2)) / 2
-
-
-def softmax(x: Array) -> Array:
+def softmax(x: Any) -> Any:
     """Return probabilities."""
-    weights = np.exp(x - x.max(axis=-1, keepdims=True))
-    return cast("Array", weights / weights.sum(axis=-1, keepdims=True))
+    weights = anp.exp(x - getval(x).max(axis=-1, keepdims=True))
+    return weights / weights.sum(axis=-1, keepdims=True)
 
 
-def outer_sum(x: Array, grad: Array) -> Array:
-    """Return the gradient of a matrix that multiplies tokens: their outer products with a gradient, summed."""
-    return x.reshape(-1, x.shape[-1]).T @ grad.reshape(-1, grad.shape[-1])
+def gradients(function: Callable[..., Any], given: Sequence[Any], *grads: Any) -> list[Any]:
+    """Return the gradients of what a function was given, by autograd.
 
+    Args:
+        function: written with `autograd.numpy` where its arguments are real.
+        given: its arguments; those that are not real have no gradients.
+        grads: the gradient of each of its results.
+    """
+    real = [place for place, each in enumerate(given) if each.dtype.kind == "f"]
 
-def over_tokens(grad: Array) -> Array:
-    """Return the gradient of what is added to every token: the sum over all of them."""
-    return cast("Array", grad.reshape(-1, grad.shape[-1]).sum(axis=0))
+    def inner_product(values: Any) -> Any:
+        own = dict(zip(real, (values[number] for number in range(len(real))), strict=True))
+        made = function(*(own.get(place, each) for place, each in enumerate(given)))
+        results = made if isinstance(made, tuple) else (made,)
+        found = sum((result * grad).sum() for result, grad in zip(results, grads, strict=True))
+        return found if isbox(found) else 0.0 * values[0].sum()  # where nothing depends on what is given
+
+    back, _ = make_vjp(inner_product)(tuple(given[place] for place in real))
+    found = dict(zip(real, back(1.0), strict=True))
+    return [found.get(place, np.zeros(each.shape)) for place, each in enumerate(given)]

@@ -1,7 +1,7 @@
 """The arithmetic of an attention unit: norm, queries, keys and values, causal attention, output projection.
 
-`project` and `project_backward` are what is before the attention core. Context parallelism calls them by themselves,
-since queries of one shard of the sequence may meet the keys of another.
+`project` is what is before the attention core. Context parallelism calls it by itself, since queries of one shard of
+the sequence may meet the keys of another.
 
 The arithmetic of an attention that is computed in steps, on one rank; see `minitrain.engine.computation`.
 
@@ -10,22 +10,22 @@ step of backward. What may travel to other ranks, or adds up, is the content of 
 
 The arithmetic of multi-head latent attention: queries, keys and values from latents that all heads share.
 
-The latents are made *before* what parts divide, as is the rotary key, which all heads share too; the projections up to
-the heads are divided. In a head's query and key the part without rotation comes first.
+The latents are made at the border of what parts divide, as is the rotary key, which all heads share too; the
+projections up to the heads are divided. In a head's query and key the part without rotation comes first.
 
 Source: DeepSeek-AI (2024), "DeepSeek-V3 technical report", section 2.1.1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-import numpy as np
+import autograd.numpy as anp  # type: ignore[import-untyped]  # NumPy's functions, whose operations are followed
 
 from minitrain.engine.observers import Computed
-from minitrain.proof.arithmetic import Array, normalised, normalised_backward, outer_sum, over_tokens
+from minitrain.proof.arithmetic import Array
 from minitrain.proof.attention_core import (
     Attended,
     KeysValues,
@@ -36,7 +36,8 @@ from minitrain.proof.attention_core import (
     rotate,
     split_heads,
 )
-from minitrain.proof.units import Gradients, UnitArithmetic, UnitWeights, bias_gradient
+from minitrain.proof.problem import Flat, TransformerProblem
+from minitrain.proof.units import WHOLE, UnitArithmetic, UnitWeights, by_name, gradients
 from minitrain.workloads.mixers import LatentAttention as Sizes
 from minitrain.workloads.transformer import Transformer
 
@@ -44,59 +45,30 @@ from minitrain.workloads.transformer import Transformer
 class Attention(UnitArithmetic):
     """Norm, queries, keys and values, causal attention, output projection."""
 
-    def inside(self, weights: UnitWeights, inner: Tokens) -> Array:
+    def border(self, weights: UnitWeights, x: Tokens) -> tuple[Any, Any]:
+        """Return the normed tokens; the output projection's bias and the input are added once."""
+        return self.normed(weights, x.values), x.values + weights.bias("output.bias")
+
+    def inside(self, weights: UnitWeights, inner: Tokens) -> Any:
         """Return the output projection of some heads."""
         queries, memory = self.project(weights, inner)
         attended = attend(queries, inner.positions, memory, self.model.window, inner.packing)
-        return join_heads(attended.output) @ weights["output"]
+        return join(weights, attended.output)
 
-    def after(self, weights: UnitWeights, inner: Tokens) -> Array | float:  # noqa: ARG002  (an MoE's needs it)
-        """Return the output projection's bias."""
-        return weights.bias("output.bias")
-
-    def inside_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array, Gradients]:
-        """Take the gradient back through some heads."""
-        queries, memory = self.project(weights, inner)
-        attended = attend(queries, inner.positions, memory, self.model.window, inner.packing)
-        grad_output = split_heads(grad @ weights["output"].T, queries.shape[1])
-        how = self.model.window, inner.packing
-        found = attend_backward(queries, inner.positions, memory, attended, grad_output, *how)
-        grad_inner, grads = self.project_backward(weights, inner, *found)
-        grads["output"] = partial(outer_sum, join_heads(attended.output), grad)
-        return grad_inner, grads
-
-    def after_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:  # noqa: ARG002  (as in after)
-        """Return the bias's gradient."""
-        return 0.0, bias_gradient(weights, "output.bias", grad)
-
-    def project(self, weights: UnitWeights, inner: Tokens) -> tuple[Array, KeysValues]:
+    def project(self, weights: UnitWeights, inner: Tokens) -> tuple[Any, KeysValues]:
         """Return queries, and keys and values, of some tokens: with rotary positions if the model has them."""
         queries, keys, values = (
-            split_heads(inner.values @ weights[name] + weights.bias(f"{name}.bias"), self._num_heads(weights, name))
+            split_heads(inner.values @ weights[name] + weights.bias(f"{name}.bias"), self.model.head_dim)
             for name in ("query", "key", "value")
         )
         if self.model.positions == "rotary":
             queries, keys = rotate(queries, inner.where), rotate(keys, inner.where)
         return queries, KeysValues(keys, values, inner.positions)
 
-    def project_backward(
-        self, weights: UnitWeights, inner: Tokens, queries: Array, memory: KeysValues
-    ) -> tuple[Array, Gradients]:
-        """Take the gradients of queries, keys and values back to what they were made of, and to the projections."""
-        keys = memory.keys
-        if self.model.positions == "rotary":
-            queries, keys = (rotate(heads, inner.where, back=True) for heads in (queries, keys))
-        total, grads = np.zeros_like(inner.values), Gradients()
-        for name, heads in (("query", queries), ("key", keys), ("value", memory.values)):
-            tokens = join_heads(heads)
-            total += tokens @ weights[name].T
-            grads[name] = partial(outer_sum, inner.values, tokens)
-            grads.update(bias_gradient(weights, f"{name}.bias", tokens))
-        return total, grads
 
-    def _num_heads(self, weights: UnitWeights, name: str) -> int:
-        """Return the heads that a part has of queries, keys or values."""
-        return int(weights[name].shape[1]) // self.model.head_dim
+def join(weights: UnitWeights, heads: Any) -> Any:
+    """Return the output projection of what some heads have got."""
+    return join_heads(heads) @ weights["output"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,40 +91,48 @@ class AttentionInProgress:
     """An attention between its first step forward and its last step backward, for some tokens.
 
     Args:
-        weights: the rank's part of its weights.
+        weights: the rank's part of its weights, flat.
         x: its input.
         inner: what its norm makes of that.
+        rest: what is added once to the sum of all parts.
         queries: samples x heads x positions x size.
         attended: what they got from all keys, once that is known.
         grad: the gradient of the output, once it is known.
+        of_output: the gradient of the output projection, likewise.
     """
 
-    weights: UnitWeights
+    weights: Flat
     x: Tokens
     inner: Tokens
+    rest: Any
     queries: Array
     attended: Attended | None = None
     grad: Tokens | None = None
+    of_output: Array | None = None
 
 
 class AttentionSteps:
     """The attentions of one rank between their first and their last step.
 
     Args:
+        problem: what is trained.
         arithmetic: of an attention.
     """
 
-    def __init__(self, arithmetic: Attention) -> None:
-        self._arithmetic = arithmetic
+    def __init__(self, problem: TransformerProblem, arithmetic: Attention) -> None:
+        self._problem, self._arithmetic = problem, arithmetic
         self._in_progress: dict[tuple[Any, ...], AttentionInProgress] = {}
 
-    def begin(self, layer: int, inp: Any, x: Tokens, weights: UnitWeights) -> KeysValues:
+    def keys_values(self, done: Computed, x: Tokens, weight: Flat) -> KeysValues:
         """Make queries, which stay here, and return keys and values."""
-        inner = self._arithmetic.before(weights, x)
-        queries, memory = self._arithmetic.project(weights, inner)
-        before = self._in_progress.get((layer, inp.samples))  # where keys and values are made again for the way back
-        known = (before.attended, before.grad) if before is not None else ()
-        self._in_progress[layer, inp.samples] = AttentionInProgress(weights, x, inner, queries, *known)
+        weights, at = self._named(done, weight), (done.layer, done.inp.samples)
+        inner, rest = self._arithmetic.border(weights, x)
+        queries, memory = self._arithmetic.project(weights, x.with_values(inner))
+        made = AttentionInProgress(weight, x, x.with_values(inner), rest, queries)
+        before = self._in_progress.get(at)  # where keys and values are made again for the way back
+        if before is not None:
+            made.attended, made.grad, made.of_output = before.attended, before.grad, before.of_output
+        self._in_progress[at] = made
         return memory
 
     def attend(self, done: Computed, _: Any, memory: KeysValues) -> Attended:
@@ -164,21 +144,22 @@ class AttentionSteps:
         """Return the attention's output, or a part's share of it."""
         found = self._of(done)
         found.attended = attended
-        made = join_heads(attended.output) @ found.weights["output"]
-        if found.weights.part.index == 0:
-            made = made + self._arithmetic.after(found.weights, found.inner) + found.x.values
-        return found.x.with_values(made)
+        weights = self._named(done, found.weights)
+        made = join(weights, attended.output)
+        return found.x.with_values(made + found.rest if weights.part.index == 0 else made)
 
     def backward_project(self, done: Computed, _x: Any, grad: Tokens, _weight: Any) -> Heads:
         """Return the gradient of what the queries got."""
         found = self._of(done)
+        assert found.attended is not None  # a law: project goes before
         found.grad = grad
-        return Heads(split_heads(grad.values @ found.weights["output"].T, found.queries.shape[1]))
+        found.of_output, (of_attended,) = self._back(done, join, [found.attended.output], grad.values)
+        return Heads(of_attended)
 
     def backward_attend(self, done: Computed, _: Any, grad: Heads, memory: KeysValues) -> tuple[Heads, KeysValues]:
         """Return the gradients of the queries and of some keys and values."""
         found = self._of(done)
-        assert found.attended is not None  # a law: project goes before
+        assert found.attended is not None  # as above
         how = self._arithmetic.model.window, found.x.packing
         of_queries, of_keys = attend_backward(
             found.queries, found.x.positions, memory, found.attended, grad.values, *how
@@ -186,17 +167,28 @@ class AttentionSteps:
         return Heads(of_queries), of_keys
 
     def end(
-        self, layer: int, inp: Any, grad_queries: Heads, grad_memory: KeysValues
-    ) -> tuple[AttentionInProgress, Array, Gradients]:
-        """Return the attention, the gradient of its norm's output, and those of its weights."""
-        found = self._in_progress.pop((layer, inp.samples))
-        assert found.attended is not None  # as above
-        assert found.grad is not None  # as above
-        of_inner, grads = self._arithmetic.project_backward(
-            found.weights, found.inner, grad_queries.values, grad_memory
-        )
-        grads["output"] = partial(outer_sum, join_heads(found.attended.output), found.grad.values)
-        return found, of_inner, grads
+        self, done: Computed, grad_queries: Heads, grad_memory: KeysValues
+    ) -> tuple[AttentionInProgress, Array, Array]:
+        """Return the attention, and the gradients of its norm's output and of its weights, flat."""
+        found = self._of(done)
+        assert found.of_output is not None  # as above
+
+        def project(weights: UnitWeights, values: Any) -> tuple[Any, Any, Any]:
+            queries, memory = self._arithmetic.project(weights, found.inner.with_values(values))
+            return queries, memory.keys, memory.values
+
+        grads = grad_queries.values, grad_memory.keys, grad_memory.values
+        of_weights, (of_inner,) = self._back(done, project, [found.inner.values], *grads)
+        del self._in_progress[done.layer, done.inp.samples]
+        return found, of_inner, of_weights + found.of_output
+
+    def _back(self, done: Computed, step: Any, given: Sequence[Any], *grads: Any) -> tuple[Array, list[Array]]:
+        """Return the gradients of an attention's weights, flat, and of what a step of it was given."""
+        weight = self._of(done).weights
+        return gradients(step, weight.values, self._problem.units[done.layer], weight.part or WHOLE, given, *grads)
+
+    def _named(self, done: Computed, weight: Flat) -> UnitWeights:
+        return by_name(weight.values, self._problem.units[done.layer], weight.part or WHOLE)
 
     def _of(self, done: Computed) -> AttentionInProgress:
         """Return an attention that has begun."""
@@ -215,91 +207,26 @@ class LatentAttention(Attention):
         assert model.latent is not None  # who chooses the arithmetic has looked
         self._sizes: Sizes = model.latent
 
-    def before(self, weights: UnitWeights, x: Tokens) -> Tokens:
+    def border(self, weights: UnitWeights, x: Tokens) -> tuple[Any, Any]:
         """Return what queries are made of, the latent for keys and values, and the rotary key, in one array."""
-        tokens = super().before(weights, x).values
+        tokens, rest = super().border(weights, x)
+        for_queries, rank = tokens, self._sizes.kv_rank
+        if self._sizes.query_rank is not None:
+            for_queries = self.normed(weights, tokens @ weights["query_down"], "query_")
         down = tokens @ weights["kv_down"]
-        latent = self._normed(weights, "kv", down[..., : self._sizes.kv_rank])
-        return x.with_values(
-            np.concatenate([self._for_queries(weights, tokens), latent, down[..., self._sizes.kv_rank :]], axis=-1)
-        )
+        latent = self.normed(weights, down[..., :rank], "kv_")
+        return anp.concatenate([for_queries, latent, down[..., rank:]], axis=-1), rest
 
-    def before_backward(self, weights: UnitWeights, x: Tokens, grad: Array) -> tuple[Array, Gradients]:
-        """Take the gradients of what `before` made back through the latents and the norm."""
-        tokens = super().before(weights, x).values
-        of_queries, of_latent, of_key = self._split(grad)
-        down = tokens @ weights["kv_down"]
-        through, grads = self._normed_backward(weights, "kv", down[..., : self._sizes.kv_rank], of_latent)
-        of_down = np.concatenate([through, of_key], axis=-1)
-        grads["kv_down"] = partial(outer_sum, tokens, of_down)
-        of_tokens = of_down @ weights["kv_down"].T
-        if self._sizes.query_rank is None:
-            of_tokens = of_tokens + of_queries
-        else:
-            through, of_norm = self._normed_backward(weights, "query", tokens @ weights["query_down"], of_queries)
-            of_tokens = of_tokens + through @ weights["query_down"].T
-            grads = {**grads, **of_norm, "query_down": partial(outer_sum, tokens, through)}
-        of_input, of_unit_norm = super().before_backward(weights, x, of_tokens)
-        return of_input, {**grads, **of_unit_norm}
-
-    def project(self, weights: UnitWeights, inner: Tokens) -> tuple[Array, KeysValues]:
+    def project(self, weights: UnitWeights, inner: Tokens) -> tuple[Any, KeysValues]:
         """Return queries, and keys and values, of some heads."""
-        for_queries, latent, key = self._split(inner.values)
-        queries = self._heads(for_queries @ weights[self._up], self._sizes.key_head_dim)
-        made = self._heads(latent @ weights["kv_up"], self._sizes.nope_head_dim + self._sizes.value_head_dim)
-        plain, values = np.split(made, [self._sizes.nope_head_dim], axis=-1)
-        rotary = np.broadcast_to(rotate(key, inner.where)[:, None], (*plain.shape[:3], key.shape[-1]))
-        keys = np.concatenate([plain, rotary], axis=-1)
-        return self._rotated(queries, inner), KeysValues(keys, values, inner.positions)
-
-    def project_backward(
-        self, weights: UnitWeights, inner: Tokens, queries: Array, memory: KeysValues
-    ) -> tuple[Array, Gradients]:
-        """Take the gradients of queries, keys and values back to what they were made of, and to the projections."""
-        for_queries, latent, _ = self._split(inner.values)
-        of_heads = join_heads(self._rotated(queries, inner, back=True))
-        plain, rotary = np.split(memory.keys, [self._sizes.nope_head_dim], axis=-1)
-        of_made = join_heads(np.concatenate([plain, memory.values], axis=-1))
-        of_key = rotate(rotary.sum(axis=1), inner.where, back=True)
-        total = np.concatenate([of_heads @ weights[self._up].T, of_made @ weights["kv_up"].T, of_key], axis=-1)
-        grads: Gradients = {
-            self._up: partial(outer_sum, for_queries, of_heads),
-            "kv_up": partial(outer_sum, latent, of_made),
-        }
-        return total, grads
-
-    @property
-    def _up(self) -> str:
-        """Return the name of the matrix that makes the heads' queries."""
-        return "query" if self._sizes.query_rank is None else "query_up"
-
-    def _for_queries(self, weights: UnitWeights, tokens: Array) -> Array:
-        """Return what queries are made of: their latent, or the tokens themselves."""
-        if self._sizes.query_rank is None:
-            return tokens
-        return self._normed(weights, "query", tokens @ weights["query_down"])
-
-    def _split(self, values: Array) -> tuple[Array, Array, Array]:
-        """Return what `before` put into one array, or the gradients of it."""
-        size = self.model.hidden_size if self._sizes.query_rank is None else self._sizes.query_rank
-        first, second, third = np.split(values, [size, size + self._sizes.kv_rank], axis=-1)
-        return first, second, third
-
-    def _heads(self, tokens: Array, size: int) -> Array:
-        """Return what was projected up as heads of some size."""
-        return split_heads(tokens, tokens.shape[-1] // size)
-
-    def _rotated(self, queries: Array, inner: Tokens, *, back: bool = False) -> Array:
-        """Return queries with the rotary part of each head turned."""
-        plain, rotary = np.split(queries, [self._sizes.nope_head_dim], axis=-1)
-        return np.concatenate([plain, rotate(rotary, inner.where, back=back)], axis=-1)
-
-    def _normed(self, weights: UnitWeights, name: str, latent: Array) -> Array:
-        """Return a latent through its norm."""
-        return normalised(latent, self.model.norm) * weights[f"{name}_norm.weight"]
-
-    def _normed_backward(self, weights: UnitWeights, name: str, latent: Array, grad: Array) -> tuple[Array, Gradients]:
-        """Take a gradient back through a latent's norm."""
-        found = normalised(latent, self.model.norm)
-        through = normalised_backward(grad * weights[f"{name}_norm.weight"], latent, self.model.norm)
-        return through, {f"{name}_norm.weight": partial(over_tokens, grad * found)}
+        sizes, up = self._sizes, "query" if self._sizes.query_rank is None else "query_up"
+        first = self.model.hidden_size if sizes.query_rank is None else sizes.query_rank
+        for_queries, key = inner.values[..., :first], inner.values[..., first + sizes.kv_rank :]
+        latent = inner.values[..., first : first + sizes.kv_rank]
+        queries = split_heads(for_queries @ weights[up], sizes.key_head_dim)
+        made = split_heads(latent @ weights["kv_up"], sizes.nope_head_dim + sizes.value_head_dim)
+        plain, values = made[..., : sizes.nope_head_dim], made[..., sizes.nope_head_dim :]
+        rotary = anp.broadcast_to(rotate(key, inner.where)[:, None], (*plain.shape[:3], key.shape[-1]))
+        turned = rotate(queries[..., sizes.nope_head_dim :], inner.where)
+        queries = anp.concatenate([queries[..., : sizes.nope_head_dim], turned], axis=-1)
+        return queries, KeysValues(anp.concatenate([plain, rotary], axis=-1), values, inner.positions)

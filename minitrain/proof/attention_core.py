@@ -18,8 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import autograd.numpy as anp  # type: ignore[import-untyped]  # NumPy's functions, whose operations are followed
 import numpy as np
+from autograd.tracer import getval  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from minitrain.errors import LawError
@@ -171,12 +174,13 @@ def attend(
         packing: where positions are, if sequences consist of documents.
     """
     scores = _scores(queries, positions, memory, window, packing)
-    highest = scores.max(axis=-1, keepdims=True)
-    weights = np.exp(scores - np.where(np.isfinite(highest), highest, 0))
+    highest = getval(scores).max(axis=-1, keepdims=True)
+    highest = np.where(np.isfinite(highest), highest, 0)
+    weights = anp.exp(scores - highest)
     total = weights.sum(axis=-1, keepdims=True)
-    output = weights @ memory.values[:, :, None] / np.where(total > 0, total, 1)
+    output = weights @ memory.values[:, :, None] / anp.where(total > 0, total, 1)
     with np.errstate(divide="ignore"):  # the logarithm of nothing is minus infinity
-        log_sum_exp = np.log(total) + np.where(np.isfinite(highest), highest, 0)
+        log_sum_exp = np.log(getval(total)) + highest
     return Attended(_all_heads(output), _all_heads(log_sum_exp)[..., 0])
 
 
@@ -217,30 +221,29 @@ def attend_backward(
     return grad_queries, KeysValues(grad_keys, grad_values, memory.positions)
 
 
-def rotate(heads: Array, positions: Positions, *, back: bool = False) -> Array:
+def rotate(heads: Any, positions: Positions) -> Any:
     """Return queries or keys with rotary positions (Su et al. 2021, equation 34, halves as in GPT-NeoX and Llama).
 
     Args:
         heads: ... x positions x head_dim, which must be even.
         positions: where in the sequence they are; of each sample by itself, samples x positions.
-        back: rotate the other way round, which takes a gradient back.
     """
     half = heads.shape[-1] // 2
     where = positions[:, None] if positions.ndim == 2 and heads.ndim == 4 else positions
     angles = where[..., None] * ROTARY_BASE ** (-np.arange(half) / half)
-    cosine, sine = np.cos(angles), -np.sin(angles) if back else np.sin(angles)
+    cosine, sine = np.cos(angles), np.sin(angles)
     first, second = heads[..., :half], heads[..., half:]
-    return np.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return anp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
 
 
-def split_heads(tokens: Array, num_heads: int) -> Array:
-    """Return samples x tokens x (heads x dim) as samples x heads x tokens x dim."""
-    return tokens.reshape(*tokens.shape[:2], num_heads, -1).swapaxes(1, 2)
+def split_heads(tokens: Any, size: int) -> Any:
+    """Return samples x tokens x (heads x size) as samples x heads x tokens x size."""
+    return tokens.reshape((*tokens.shape[:2], -1, size)).swapaxes(1, 2)
 
 
-def join_heads(heads: Array) -> Array:
-    """Return samples x heads x tokens x dim as samples x tokens x (heads x dim)."""
-    return heads.swapaxes(1, 2).reshape(heads.shape[0], heads.shape[2], -1)
+def join_heads(heads: Any) -> Any:
+    """Return samples x heads x tokens x size as samples x tokens x (heads x size)."""
+    return heads.swapaxes(1, 2).reshape((heads.shape[0], heads.shape[2], -1))
 
 
 def merged(blocks: Sequence[Attended]) -> Attended:
@@ -251,29 +254,27 @@ def merged(blocks: Sequence[Attended]) -> Attended:
     return total
 
 
-def _scores(
-    queries: Array, positions: Positions, memory: KeysValues, window: int | None, packing: Packing | None
-) -> Array:
+def _scores(queries: Any, positions: Positions, memory: KeysValues, window: int | None, packing: Packing | None) -> Any:
     """Return samples x kv_heads x group x queries x keys; minus infinity where a query does not see a key."""
     grouped = _grouped(queries, memory.keys.shape[1])
     scores = grouped @ memory.keys[:, :, None].swapaxes(-1, -2) * _scale(queries)
     seen = (visible if packing is None else packing.visible)(positions, memory.positions, window)
-    return np.where(seen, scores, -np.inf)
+    return anp.where(seen, scores, -np.inf)
 
 
-def _scale(queries: Array) -> float:
+def _scale(queries: Any) -> float:
     """Return what scores are multiplied by."""
     return float(queries.shape[-1] ** -0.5)
 
 
-def _grouped(queries: Array, num_kv_heads: int) -> Array:
+def _grouped(queries: Any, num_kv_heads: int) -> Any:
     """Return queries with the heads that share keys and values in a dimension of their own."""
-    return queries.reshape(queries.shape[0], num_kv_heads, -1, *queries.shape[2:])
+    return queries.reshape((queries.shape[0], num_kv_heads, -1, *queries.shape[2:]))
 
 
-def _all_heads(grouped: Array) -> Array:
+def _all_heads(grouped: Any) -> Any:
     """Return what is grouped by heads of keys and values with all heads in one dimension."""
-    return grouped.reshape(grouped.shape[0], -1, *grouped.shape[3:])
+    return grouped.reshape((grouped.shape[0], -1, *grouped.shape[3:]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -337,6 +338,15 @@ class Tokens:
             return self
         order = np.argsort(self.positions)
         return self._pick(order[np.searchsorted(self.positions, positions, sorter=order)])
+
+    def spread(self, positions: Positions) -> Array:
+        """Return the values for more positions than these, with zeros for the others."""
+        if np.array_equal(positions, self.positions):
+            return self.values
+        found = np.zeros((len(self.values), len(positions), *self.values.shape[2:]))
+        order = np.argsort(positions)
+        found[:, order[np.searchsorted(positions, self.positions, sorter=order)]] = self.values
+        return found
 
     def has(self, positions: Positions) -> bool:
         """Return whether all of some positions are here."""

@@ -59,19 +59,21 @@ UNCUT = (1, "sequence")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Halfway:
-    """What a `backward_input` leaves for its `backward_weight`."""
+    """What a `backward_input` leaves for its `backward_weight`.
+
+    Args:
+        grad: the gradient at the border.
+        border: which.
+        of_weights: the gradient of the part's own weights, flat.
+    """
 
     grad: Tokens
     border: Border
-    gradients: units.Gradients
+    of_weights: Array
 
     def weight_gradient(self) -> PartGrad:
         """Return the gradient of the weights."""
-        border = self.border
-        own = units.flattened(
-            units.of_trained(self.gradients, border.weights, border.unit), border.unit, border.weights.part
-        )
-        return PartGrad(own, border.unit, border.weights.part, (border,))
+        return PartGrad(self.of_weights, self.border.unit, self.border.part, (self.border,))
 
 
 class _Trained(Compressing, ABC):
@@ -196,8 +198,8 @@ class TransformerLayers(_Trained):
             "head": units.Head(problem.model),
         }
         self._halves = PendingHalves[_Halfway](problem)
-        self._steps = steps = AttentionSteps(attention)
-        self.attend, self.project = steps.attend, steps.project
+        self._steps = steps = AttentionSteps(problem, attention)
+        self.keys_values, self.attend, self.project = steps.keys_values, steps.attend, steps.project
         self.backward_project, self.backward_attend = steps.backward_project, steps.backward_attend
         self._experts = experts = DividedExperts(problem, moe)
         self.copies_by_expert = experts.copies_by_expert
@@ -265,11 +267,9 @@ class TransformerLayers(_Trained):
             return self._experts.forward(done.layer, x, weight)
         unit, part = self.problem.units[done.layer], weight.part or units.WHOLE
         arithmetic, weights = self._arithmetic[unit.kind], units.by_name(weight.values, unit, part)
-        inner = arithmetic.before(weights, x)
-        made = arithmetic.inside(weights, inner)
-        if part.index == 0:
-            made = made + arithmetic.after(weights, inner)
-            made = made + x.values if arithmetic.has_residual else made
+        inner, rest = arithmetic.border(weights, x)
+        made = arithmetic.inside(weights, x.with_values(inner))
+        made = made + rest if part.index == 0 else made
         if unit.kind != "head":
             return x.with_values(made)
         targets = units.rows_at(self.problem.targets(done.model.global_batch_size), done.inp.samples, x.where)
@@ -307,37 +307,40 @@ class TransformerLayers(_Trained):
             return self._experts.backward_weight(layer, samples, grad)
         return self._halves.take(layer, samples, lambda half: _is_same(half, grad)).weight_gradient()
 
-    def keys_values(self, done: Computed, x: Tokens, weight: Flat) -> KeysValues:
-        """Return the keys and values of an attention that is taken in steps."""
-        weights = units.by_name(weight.values, self.problem.units[done.layer], weight.part or units.WHOLE)
-        return self._steps.begin(done.layer, done.inp, x, weights)
-
     def backward_keys_values(
         self, done: Computed, _x: Any, _weight: Any, grad_queries: Heads, grad_memory: KeysValues
     ) -> tuple[PartGrad, Any]:
         """Return the gradients of weights and input of an attention that is taken in steps."""
-        found, of_inner, gradients = self._steps.end(done.layer, done.inp, grad_queries, grad_memory)
-        unit, x = self.problem.units[done.layer], found.x
+        found, of_inner, of_weights = self._steps.end(done, grad_queries, grad_memory)
         assert found.grad is not None  # the steps have it by now
-        arithmetic = self._arithmetic["attention"]
-        border = Border(unit, arithmetic, found.weights, x, found.inner, found.grad, _own_positions(done.inp, x))
-        halfway = _Halfway(x.with_values(of_inner), border, gradients)
+        border = self._border(done.layer, found.weights, found.x, found.grad, _own_positions(done.inp, found.x))
+        halfway = _Halfway(found.x.with_values(of_inner), border, of_weights)
         grad_input = self._of_input(halfway)
         return halfway.weight_gradient(), grad_input
+
+    def _border(self, layer: int, weight: Flat, x: Tokens, grad: Tokens, own: Positions) -> Border:
+        unit, part = self.problem.units[layer], weight.part or units.WHOLE
+        return Border(unit, self._arithmetic[unit.kind], weight.values, part, x, grad, own)
 
     def _go_halfway(self, layer: int, x: Tokens, grad: Any, weight: Flat, own: Positions) -> _Halfway:
         """Take a gradient back to the border of a unit."""
         unit, part = self.problem.units[layer], weight.part or units.WHOLE
-        arithmetic, weights = self._arithmetic[unit.kind], units.by_name(weight.values, unit, part)
         tokens = grad.of_part(part.index, part.count) if isinstance(grad, units.LogitsGrad) else grad
-        inner = arithmetic.before(weights, x)
-        border = Border(unit, arithmetic, weights, x, inner, tokens, own)
-        of_inner, gradients = arithmetic.inside_backward(weights, inner, tokens.values)
-        return _Halfway(inner.with_values(of_inner), border, gradients)
+        border = self._border(layer, weight, x, tokens, own)
+        inner, _ = border.arithmetic.border(units.by_name(weight.values, unit, part), x)
+        of_weights, (of_inner,) = units.gradients(
+            lambda weights, values: border.arithmetic.inside(weights, x.with_values(values)),
+            weight.values,
+            unit,
+            part,
+            [inner],
+            tokens.values,
+        )
+        return _Halfway(x.with_values(of_inner), border, of_weights)
 
     def _of_input(self, halfway: _Halfway) -> PartialGrad | Tokens:
         """Return the gradient of the input, or a part's share of it; the embedding has nothing to sum."""
-        border, part = halfway.border, halfway.border.weights.part
+        border, part = halfway.border, halfway.border.part
         if isinstance(border.arithmetic, units.Embedding):
             border.cross(halfway.grad)
         return PartialGrad(halfway.grad, frozenset([part.index]), part.count, (border,)).finished()
@@ -351,7 +354,7 @@ def _own_positions(inp: Any, x: Tokens) -> Positions:
 
 def _is_same(halfway: _Halfway, grad: Any) -> bool:
     """Return whether a gradient is the one that was taken halfway."""
-    part = halfway.border.weights.part
+    part = halfway.border.part
     tokens = grad.of_part(part.index, part.count) if isinstance(grad, units.LogitsGrad) else grad
     return np.array_equal(tokens.values, halfway.border.grad.values)
 

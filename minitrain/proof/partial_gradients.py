@@ -14,7 +14,7 @@ taken once.
 
 Expert parallelism in numbers: what route, the experts, combine and their backwards compute on one rank.
 
-The arithmetic is that of `moe` and `experts`; here it is taken apart where tokens travel. Copies of tokens are rows by
+The arithmetic is that of `experts`; here it is taken apart where tokens travel. Copies of tokens are rows by
 sample and expert, so that an exchange is nothing but another choice of samples and experts. An expert adds the bias of
 its last matrix itself, before its output is weighted.
 
@@ -26,8 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, reduce
-from typing import Any, Generic, Self, TypeVar, cast
+from functools import cached_property, reduce
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,9 +35,9 @@ from numpy.typing import NDArray
 from minitrain.engine.observers import Computed
 from minitrain.errors import LawError, UsageError
 from minitrain.proof import units
-from minitrain.proof.arithmetic import Array, over_tokens
+from minitrain.proof.arithmetic import Array, gradients
 from minitrain.proof.attention_core import Positions, Tokens
-from minitrain.proof.experts import Moe, Routing
+from minitrain.proof.experts import Moe, Routing, routing_of
 from minitrain.proof.problem import Flat, TransformerProblem, held
 from minitrain.tensors.index_sets import SequencePart
 from minitrain.workloads.unit import Unit
@@ -50,48 +50,49 @@ class Border:
     Args:
         unit: which unit.
         arithmetic: its arithmetic.
-        weights: the rank's part of its weights.
+        weights: the rank's part of its weights, flat.
+        part: which part.
         x: its input.
-        inner: what *before* makes of it.
         grad: the gradient of its output.
         own: the positions that the gradients of what all parts hold are to cover.
-        common: these gradients, by name, once the sum has crossed.
+        common: these gradients, flat, once the sum has crossed.
     """
 
     unit: Unit
     arithmetic: units.UnitArithmetic
-    weights: units.UnitWeights
+    weights: Array
+    part: units.Part
     x: Tokens
-    inner: Tokens
     grad: Tokens
     own: Positions
-    common: Mapping[str, Array] | None = None
+    common: Array | None = None
 
     def cross(self, total: Tokens) -> Tokens:
         """Take the sum over all parts back to the unit's input, for the tokens that it is of."""
-        of_input, grads = self._through(total)
+        of_input, of_weights = self._through(total)
         if total.has(self.own):
             if not np.array_equal(self.own, total.positions):
-                _, grads = self._through(total.at(self.own))
-            self.common = units.of_trained(grads, self.weights, self.unit)
-        return of_input
+                _, of_weights = self._through(total.at(self.own))
+            self.common = of_weights
+        return of_input.at(total.positions)
 
-    def _through(self, total: Tokens) -> tuple[Tokens, units.Gradients]:
-        """Return the gradient of the input, and the gradients of what all parts hold, for some tokens.
+    def _through(self, total: Tokens) -> tuple[Tokens, Array]:
+        """Return the gradients of the input, and of what all parts hold, for some tokens.
 
-        *after* gets the whole sequence, with zero gradients of other tokens: which of them an expert takes depends on
-        all.
+        The border gets the whole sequence, with zero gradients of other tokens: which of them an expert takes depends
+        on all.
         """
-        grad = self.grad.values
-        if not np.array_equal(self.grad.positions, total.positions):
-            grad = np.where(np.isin(self.grad.positions, total.positions)[:, None], grad, 0)
-        of_inner, after = self.arithmetic.after_backward(self.weights, self.inner, grad)
-        added = self.inner.with_values(np.broadcast_to(of_inner, self.inner.values.shape)).at(total.positions)
-        x = self.x.at(total.positions)
-        of_input, before = self.arithmetic.before_backward(self.weights, x, total.values + added.values)
-        if self.arithmetic.has_residual:
-            of_input = of_input + self.grad.at(total.positions).values
-        return total.with_values(of_input), {**after, **before}
+        grad = self.grad.at(total.positions).spread(self.x.positions)
+        of_weights, (of_input,) = units.gradients(
+            lambda weights, values: self.arithmetic.border(weights, self.x.with_values(values)),
+            self.weights,
+            self.unit,
+            self.part,
+            [self.x.values],
+            total.spread(self.x.positions),
+            grad,
+        )
+        return self.x.with_values(of_input), of_weights
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -179,7 +180,7 @@ class PartGrad:
         for border in self.awaited:
             if border.common is None:
                 raise not_summed(border.unit.name)
-            total = total + units.flattened(border.common, border.unit, border.weights.part)
+            total = total + border.common
         return total
 
     def add(self, other: PartGrad) -> PartGrad:
@@ -314,17 +315,17 @@ class _Routed:
     """What the router made of some samples, until they have gone back.
 
     Args:
-        weights: the router piece.
         x: the layer's input.
-        tokens: the same, normed.
-        routing: where tokens are sent.
+        logits: of the router.
+        bias: that counts in the choice alone.
+        rest: what is added to the sum of the experts' outputs.
         of_logits: the gradient of the logits, once it is known.
     """
 
-    weights: units.UnitWeights
     x: Tokens
-    tokens: Array
-    routing: Routing
+    logits: Array
+    bias: Array | None
+    rest: Array
     of_logits: Array | None = None
 
 
@@ -367,37 +368,40 @@ class DividedExperts:
         require_capacity(done, self.problem.capacity_factor)
         layer = done.layer
         weights = units.by_name(weight.values, self.problem.units[layer], _part_of(weight))
-        inner = self._moe.before(weights, x)
-        tokens, routing = self._moe.split(inner.values)[0], self._moe.routing(weights, inner)
-        self._routed[layer, done.inp.samples] = _Routed(weights, x, tokens, routing)
+        inner, rest = self._moe.routed(weights, x)
+        tokens, logits = self._moe.split(inner)
+        found = self._routed[layer, done.inp.samples] = _Routed(x, logits, weights.arrays.get("router.bias"), rest)
+        routing = self._routing(found)
         counts = routing.counts()
         self.copies_by_expert[layer] = self.copies_by_expert.get(layer, np.zeros_like(counts)) + counts
         self._num_dropped += routing.num_dropped
         done.model._dropped_copies = self._num_dropped
         return Copies.routed(done, tokens, routing.taken, self.problem.model.num_experts)
 
+    def _routing(self, routed: _Routed, logits: Any = None) -> Routing:
+        """Return where tokens are sent, of the router's logits."""
+        return routing_of(routed.logits if logits is None else logits, routed.bias, self._moe.rule)
+
     def forward(self, layer: int, copies: Copies, weight: Flat) -> Copies:
         """Return what experts make of copies of tokens."""
-        weights, first = self._experts(layer, weight)
-        return copies.split_alike(
-            {
-                expert: self._moe.expert(expert - first)(weights, rows) + _own_bias(weights, expert - first)
-                for expert, rows in copies.by_expert().items()
-            }
-        )
+        rows = copies.by_expert()
+        weights = units.by_name(weight.values, self.problem.units[layer], _part_of(weight))
+        made = self._fed(weights, *rows.values())
+        return copies.split_alike(dict(zip(rows, made, strict=True)))
+
+    def _fed(self, weights: units.UnitWeights, *rows: Any) -> tuple[Any, ...]:
+        """Return what the experts of a part make of the rows for each, one after the other."""
+        bias = weights.arrays.get("experts.down.bias")
+        made = [self._moe.expert(place)(weights, each) for place, each in enumerate(rows)]
+        return tuple(made if bias is None else [each + bias[place] for place, each in enumerate(made)])
 
     def backward(self, layer: int, copies: Copies, grad: Copies, weight: Flat) -> tuple[Flat, Copies]:
         """Return the gradients of the experts' weights, and those of the copies."""
-        weights, first = self._experts(layer, weight)
-        of_outputs, of_copies, found = grad.by_expert(), {}, []
-        for expert, rows in copies.by_expert().items():
-            through, grads = self._moe.expert(expert - first).backward(weights, rows, of_outputs[expert])
-            if "experts.down.bias" in weights.arrays:
-                grads["experts.down.bias"] = partial(over_tokens, of_outputs[expert])
-            of_copies[expert] = through
-            found.append(grads)
-        stacked = {name: np.stack([grads[name]() for grads in found]) for name in found[0]}
-        return self._flat(layer, stacked, weight), copies.split_alike(of_copies)
+        rows, part = copies.by_expert(), _part_of(weight)
+        of_weights, of_rows = units.gradients(
+            self._fed, weight.values, self.problem.units[layer], part, [*rows.values()], *grad.by_expert().values()
+        )
+        return Flat(of_weights, part), copies.split_alike(dict(zip(rows, of_rows, strict=True)))
 
     def backward_input(self, layer: int, samples: frozenset[int], copies: Copies, grad: Copies, weight: Flat) -> Copies:
         """Return the gradients of the copies, and keep those of the weights."""
@@ -417,17 +421,17 @@ class DividedExperts:
     def combine(self, done: Computed, _x: Any, outputs: Copies, _weight: Any) -> Tokens:
         """Return the weighted sum, with shared experts and residual."""
         routed = self._find(done)
-        total = routed.x.values + routed.routing.combine(outputs.by_expert())
-        if self.problem.model.num_shared_experts:
-            shared = self._moe.shared(routed.weights, routed.tokens)
-            total = total + shared + routed.weights.bias("shared.down.bias")
-        return routed.x.with_values(total)
+        return routed.x.with_values(routed.rest + self._routing(routed).combine(outputs.by_expert()))
 
     def backward_combine(self, done: Computed, _: Any, outputs: Copies, grad: Tokens) -> Copies:
         """Return the gradients of what the experts made, and keep that of the logits."""
-        routed = self._find(done)
-        of_rows, routed.of_logits = routed.routing.combine_backward(grad.values, outputs.by_expert())
-        return outputs.split_alike(of_rows)
+        routed, rows = self._find(done), outputs.by_expert()
+
+        def combine(logits: Any, *of_experts: Any) -> Any:
+            return self._routing(routed, logits).combine(dict(zip(rows, of_experts, strict=True)))
+
+        routed.of_logits, *of_rows = gradients(combine, [routed.logits, *rows.values()], grad.values)
+        return outputs.split_alike(dict(zip(rows, of_rows, strict=True)))
 
     def backward_route(
         self, done: Computed, _: Any, grad: Tokens, of_copies: Copies, weight: Flat
@@ -435,19 +439,19 @@ class DividedExperts:
         """Return the gradients of the router piece and of the unit's input."""
         routed = self._find(done)
         del self._routed[done.layer, done.inp.samples]
-        weights, x, tokens, routing = routed.weights, routed.x, routed.tokens, routed.routing
-        gradients = dict[str, Callable[[], Array]]()
-        of_tokens = np.zeros_like(tokens)
+        taken, of_tokens = self._routing(routed).taken, np.zeros_like(grad.values)
         for expert, rows in of_copies.by_expert().items():
-            of_tokens[routing.taken[..., expert]] += rows
-        if self.problem.model.num_shared_experts:
-            through, gradients = self._moe.shared.backward(weights, tokens, grad.values)
-            of_tokens += through
-            gradients |= units.bias_gradient(weights, "shared.down.bias", grad.values)
-        of_inner = np.concatenate([of_tokens, routed.of_logits], axis=-1)
-        of_input, before = self._moe.before_backward(weights, x, of_inner)
-        found = {name: gradient() for name, gradient in {**gradients, **before}.items()}
-        return self._flat(done.layer, found, weight), x.with_values(of_input + grad.values)
+            of_tokens[taken[..., expert]] += rows
+        of_weights, (of_input,) = units.gradients(
+            lambda weights, values: self._moe.routed(weights, routed.x.with_values(values)),
+            weight.values,
+            self.problem.units[done.layer],
+            _part_of(weight),
+            [routed.x.values],
+            np.concatenate([of_tokens, routed.of_logits], axis=-1),
+            grad.values,
+        )
+        return Flat(of_weights, _part_of(weight)), routed.x.with_values(of_input)
 
     def _find(self, done: Computed) -> _Routed:
         """Return what the router decided for some samples.
@@ -463,20 +467,6 @@ class DividedExperts:
                 "the same rank before: route, combine, backward_combine and backward_route go in this order, once each"
             )
         return found
-
-    def _experts(self, layer: int, weight: Flat) -> tuple[units.UnitWeights, int]:
-        """Return a part of the experts by name, and which expert is its first."""
-        part = _part_of(weight)
-        size = self.problem.model.num_experts // part.num_expert_parts
-        return units.by_name(weight.values, self.problem.units[layer], part), part.expert_index * size
-
-    def _flat(self, layer: int, arrays: Mapping[str, Array], weight: Flat) -> Flat:
-        """Return gradients of a piece as one array."""
-        part = _part_of(weight)
-        unit = self.problem.units[layer]
-        return Flat(
-            units.flattened({name: arrays[name] for name in units.trained(unit).intersection(arrays)}, unit, part), part
-        )
 
 
 def require_capacity(done: Computed, trained: float | None) -> None:
@@ -497,9 +487,3 @@ def _part_of(weight: Flat) -> units.Part:
     """Return which piece a weight is."""
     part: units.Part = weight.part
     return part
-
-
-def _own_bias(weights: units.UnitWeights, place: int) -> Array | float:
-    """Return an expert's bias of the last matrix, if there is one."""
-    biases = weights.bias("experts.down.bias")
-    return biases if isinstance(biases, float) else cast("Array", biases[place])

@@ -21,6 +21,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from autograd.numpy.numpy_boxes import ArrayBox  # type: ignore[import-untyped]
+from autograd.numpy.numpy_vspaces import ArrayVSpace  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from minitrain.errors import UsageError, refuse
@@ -328,6 +330,16 @@ def held(shards: Iterable[int], num_shards: int, size: int) -> NDArray[np.bool_]
     return mask
 
 
+class _PlacedSpace(ArrayVSpace):  # type: ignore[misc]  # autograd has no types
+    """How autograd adds up gradients that are placed arrays."""
+
+    def __init__(self, value: Any) -> None:
+        self.shape, self.dtype = value.shape, value.dtype
+
+    def _mut_add(self, x: Any, y: Any) -> Any:
+        return x + y
+
+
 def on_place(problem: Problem | TransformerProblem, backend: Any = None) -> Problem | TransformerProblem:
     """Return a problem whose arrays are placed on a backend, or on one for each rank.
 
@@ -343,8 +355,10 @@ def on_place(problem: Problem | TransformerProblem, backend: Any = None) -> Prob
     names = wanted if isinstance(wanted, list | tuple) else (wanted,)
     if wanted is None or (names and all(hasattr(name, "put") for name in names)):
         return problem
-    from minitrain.machine.heterogeneous.abstraction_layer import places_of  # noqa: PLC0415  (only where a backend is named)
+    from minitrain.machine.heterogeneous.abstraction_layer import PlacedArray, places_of  # noqa: PLC0415  (only where a backend is named)
 
+    ArrayBox.register(PlacedArray)
+    _PlacedSpace.register(PlacedArray)
     places = places_of(names)
     return replace(problem, backend=places if len(places) > 1 else places[0])
 

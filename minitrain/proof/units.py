@@ -1,14 +1,14 @@
-"""The arithmetic of a unit of a transformer, forward and backward, for the whole unit or one part of it.
+"""The arithmetic of a unit of a transformer, for the whole unit or one part of it.
 
-A unit has three steps, so that parts of it and shards of the sequence add up to the whole:
+A unit has two steps, so that parts of it and shards of the sequence add up to the whole:
 
-- *before*: what all parts do with the unit's input, token by token: the norm, and an MoE's router;
-- *inside*: what parts divide: heads, columns and rows, vocabulary rows, experts. The outputs of all parts add up;
-- *after*: what is added once to that sum: biases, positions, and the residual connection.
+- its *border*: what all parts do with the unit's input, token by token (norm, router, latents), and what is added once
+  to the sum of all parts (biases, positions, the residual connection);
+- *inside*: what parts divide: heads, columns and rows, vocabulary rows, experts. The outputs of all parts add up.
 
-Backward goes through them the other way round. A part can take the gradient as far as the border between *inside* and
-*before*; only the sum over all parts goes through *before*, since norm and router need it whole. The gradient of a
-weight is a function to be called when it is wanted: `backward_input` leaves it to `backward_weight`.
+They are written forward alone, with autograd's NumPy, and gradients go back through each by itself (`gradients`). A
+part can take the gradient as far as the border; only the sum over all parts goes through it, since norm and router need
+it whole.
 
 Sources: Vaswani et al. (2017); Shoeybi et al. (2019), figure 3, and Korthikanti et al. (2022), figure 5, for where
 the sums are. Left out: dropout, ALiBi.
@@ -30,25 +30,19 @@ the sum of exponentials relative to it, and the logit of the target where a part
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from math import prod
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
+import autograd.numpy as anp  # type: ignore[import-untyped]  # NumPy's functions, whose operations are followed
 import numpy as np
 from numpy.typing import NDArray
 
 from minitrain.errors import LawError
-from minitrain.proof.arithmetic import (
-    Array,
-    activated,
-    activated_backward,
-    normalised,
-    normalised_backward,
-    outer_sum,
-    over_tokens,
-)
+from minitrain.proof import arithmetic
+from minitrain.proof.arithmetic import Array, activated, normalised
 from minitrain.proof.attention_core import Positions, Tokens
 from minitrain.workloads.shapes import ADAPTER, Degrees, WeightShape
 from minitrain.workloads.transformer import Transformer
@@ -90,20 +84,20 @@ WHOLE = Part()
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnitWeights:
-    """The weights of a part of a unit by name, or their gradients.
+    """The weights of a part of a unit by name.
 
     Args:
         arrays: each of the part's shape.
         part: which part.
     """
 
-    arrays: Mapping[str, Array]
+    arrays: Mapping[str, Any]
     part: Part = WHOLE
 
-    def __getitem__(self, name: str) -> Array:
+    def __getitem__(self, name: str) -> Any:
         return self.arrays[name]
 
-    def bias(self, name: str) -> Array | float:
+    def bias(self, name: str) -> Any:
         """Return a bias, or 0 where the model has none."""
         return self.arrays.get(name, 0.0)
 
@@ -180,48 +174,52 @@ def taken(flat: Array, unit: Unit, part: Part) -> Array:
 
 def by_name(flat: Array, unit: Unit, part: Part = WHOLE) -> UnitWeights:
     """Return a part's flat array as weights; a matrix with what its adapters add."""
-    found = {name: flat[where].reshape(shape) for name, shape, where in _weights(unit, part)}
-    for name in adapted(unit):
+    return _adapted(_arrays(flat, unit, part), unit, part)
+
+
+def _arrays(flat: Array, unit: Unit, part: Part) -> list[Array]:
+    """Return a part's flat array as those that it consists of."""
+    return [flat[where].reshape(shape) for _, shape, where in _weights(unit, part)]
+
+
+def _adapted(arrays: Sequence[Any], unit: Unit, part: Part) -> UnitWeights:
+    """Return the arrays of a part by name; to a matrix with adapters, their product is added (Hu et al. 2021)."""
+    found = dict(zip((name for name, _, _ in _weights(unit, part)), arrays, strict=True))
+    for name in {weight.name.partition(ADAPTER)[0] for weight in unit.weights if ADAPTER in weight.name}:
         if name in found:
             found[name] = found[name] + unit.adapter_scale * found[f"{name}.lora_a"] @ found[f"{name}.lora_b"]
     return UnitWeights(found, part)
 
 
-@lru_cache(maxsize=1024)
-def adapted(unit: Unit) -> frozenset[str]:
-    """Return the matrices that have adapters."""
-    return frozenset(weight.name.partition(ADAPTER)[0] for weight in unit.weights if ADAPTER in weight.name)
+def gradients(
+    step: Callable[..., Any], flat: Array, unit: Unit, part: Part, given: Sequence[Any], *grads: Any
+) -> tuple[Array, list[Array]]:
+    """Return the gradients of a part's weights, as one flat array with zeros where nothing is trained, and of others.
+
+    Args:
+        step: what is computed of the part's weights and of arrays.
+        flat: the part's weights.
+        unit: whose.
+        part: which.
+        given: these arrays.
+        grads: the gradient of each result.
+    """
+    arrays = _arrays(flat, unit, part)
+
+    def made(*values: Any) -> Any:
+        return step(_adapted(values[: len(arrays)], unit, part), *values[len(arrays) :])
+
+    found = arithmetic.gradients(made, [*arrays, *given], *grads)
+    of_weights = np.concatenate([each.reshape(-1) for each in found[: len(arrays)]])
+    is_trained = trained(unit, part)
+    return of_weights if is_trained.all() else np.where(is_trained, of_weights, 0), found[len(arrays) :]
 
 
 @lru_cache(maxsize=1024)
-def trained(unit: Unit) -> frozenset[str]:
-    """Return the weights that are trained, adapters aside."""
-    return frozenset(weight.name for weight in unit.weights if weight.is_trained and ADAPTER not in weight.name)
-
-
-def flattened(arrays: Mapping[str, Array], unit: Unit, part: Part) -> Array:
-    """Return gradients by name as one flat array; zeros where one is missing."""
-    missing = np.zeros(())
-    return np.concatenate(
-        [
-            arrays[name].reshape(-1) if name in arrays else np.broadcast_to(missing, shape).ravel()
-            for name, shape, _ in _weights(unit, part)
-        ]
-    )
-
-
-Gradients = dict[str, Callable[[], Array]]
-"""Gradients of weights by name, each to be computed when it is wanted."""
-
-
-def of_trained(gradients: Gradients, weights: UnitWeights, unit: Unit) -> dict[str, Array]:
-    """Return the gradients of what is trained: of a matrix with adapters, theirs (Hu et al. 2021, section 4.1)."""
-    found = {name: gradient() for name, gradient in gradients.items() if name in trained(unit)}
-    for name in adapted(unit).intersection(gradients):
-        gradient = unit.adapter_scale * gradients[name]()
-        found[f"{name}.lora_a"] = gradient @ weights[f"{name}.lora_b"].T
-        found[f"{name}.lora_b"] = weights[f"{name}.lora_a"].T @ gradient
-    return found
+def trained(unit: Unit, part: Part) -> NDArray[np.bool_]:
+    """Return which elements of a part's flat array are trained."""
+    known = {weight.name: weight.is_trained for weight in unit.weights}
+    return np.concatenate([np.full(prod(shape), known[name]) for name, shape, _ in _weights(unit, part)])
 
 
 class UnitArithmetic(ABC):
@@ -231,44 +229,21 @@ class UnitArithmetic(ABC):
         model: whose unit it is.
     """
 
-    has_residual = True
-
     def __init__(self, model: Transformer) -> None:
         self.model = model
 
-    def before(self, weights: UnitWeights, x: Tokens) -> Tokens:
-        """Return what *inside* works on, of the unit's input."""
-        scaled = normalised(x.values, self.model.norm) * weights["norm.weight"]
-        return x.with_values(scaled + weights.bias("norm.bias"))
+    def normed(self, weights: UnitWeights, x: Any, prefix: str = "") -> Any:
+        """Return tokens behind a norm."""
+        scaled = normalised(x, self.model.norm) * weights[f"{prefix}norm.weight"]
+        return scaled + weights.bias(f"{prefix}norm.bias")
 
     @abstractmethod
-    def inside(self, weights: UnitWeights, inner: Tokens) -> Array:
+    def border(self, weights: UnitWeights, x: Tokens) -> tuple[Any, Any]:
+        """Return what *inside* works on, of the unit's input, and what is added once to the sum of all parts."""
+
+    @abstractmethod
+    def inside(self, weights: UnitWeights, inner: Tokens) -> Any:
         """Return a part's share of the output."""
-
-    @abstractmethod
-    def after(self, weights: UnitWeights, inner: Tokens) -> Array | float:
-        """Return what is added once to the sum of all parts, beside the residual connection."""
-
-    @abstractmethod
-    def inside_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array, Gradients]:
-        """Return a part's share of the gradient of what *inside* worked on, and the gradients of its own weights."""
-
-    @abstractmethod
-    def after_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:
-        """Return what *after* adds to the gradient of what *inside* worked on, and the gradients of its weights."""
-
-    def before_backward(self, weights: UnitWeights, x: Tokens, grad: Array) -> tuple[Array, Gradients]:
-        """Return the gradient of the unit's input without the residual connection, and those of *before*'s weights."""
-        kind = self.model.norm
-        grads: Gradients = {"norm.weight": partial(over_tokens, grad * normalised(x.values, kind))}
-        if "norm.bias" in weights.arrays:
-            grads["norm.bias"] = partial(over_tokens, grad)
-        return normalised_backward(grad * weights["norm.weight"], x.values, kind), grads
-
-
-def bias_gradient(weights: UnitWeights, name: str, grad: Array) -> Gradients:
-    """Return the gradient of a bias that is added to every token, if the model has one."""
-    return {name: partial(over_tokens, grad)} if name in weights.arrays else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,67 +260,28 @@ class FeedForward:
     prefix: str = ""
     expert: int | None = None
 
-    def __call__(self, weights: UnitWeights, x: Array) -> Array:
+    def __call__(self, weights: UnitWeights, x: Any) -> Any:
         """Return the output, without the last matrix's bias."""
-        return activated(self._inputs(weights, x), self.kind) @ self._own(weights[self._last])
-
-    def backward(self, weights: UnitWeights, x: Array, grad: Array) -> tuple[Array, Gradients]:
-        """Return the gradient of the input, and those of the weights; one expert's own have no dimension of experts."""
-        inputs, grads = self._inputs(weights, x), Gradients()
-        grads[self._last] = partial(outer_sum, activated(inputs, self.kind), grad)
-        total = np.zeros_like(x)
-        found = activated_backward(grad @ self._own(weights[self._last]).T, inputs, self.kind)
-        for name, of_input in zip(self._first, found, strict=True):
-            total += of_input @ self._own(weights[name]).T
-            grads[name] = partial(outer_sum, x, of_input)
-            grads.update(bias_gradient(weights, f"{name}.bias", of_input))
-        return total, grads
-
-    @property
-    def _first(self) -> tuple[str, ...]:
-        """Return the names of the first matrices."""
         names = ("gate", "up") if self.kind == "swiglu" else ("up",)
-        return tuple(self.prefix + name for name in names)
+        inputs = [x @ self._own(weights, name) + self._own(weights, f"{name}.bias") for name in names]
+        return activated(inputs, self.kind) @ self._own(weights, "down")
 
-    @property
-    def _last(self) -> str:
-        """Return the name of the last matrix."""
-        return f"{self.prefix}down"
-
-    def _inputs(self, weights: UnitWeights, x: Array) -> tuple[Array, ...]:
-        """Return the inputs of the activation function."""
-        biases = (np.asarray(weights.bias(f"{name}.bias")) for name in self._first)
-        return tuple(
-            x @ self._own(weights[name]) + self._own(bias) for name, bias in zip(self._first, biases, strict=True)
-        )
-
-    def _own(self, weight: Array) -> Array:
-        """Return an expert's own of the weights of several."""
-        return weight if self.expert is None or not weight.ndim else cast("Array", weight[self.expert])
+    def _own(self, weights: UnitWeights, name: str) -> Any:
+        """Return a weight; an expert's own of those of several; 0 for a bias that is not there."""
+        weight = weights.bias(self.prefix + name)
+        return weight if self.expert is None or isinstance(weight, float) else weight[self.expert]
 
 
 class Mlp(UnitArithmetic):
     """Norm, and two or three matrices with an activation function between them."""
 
-    def __init__(self, model: Transformer) -> None:
-        super().__init__(model)
-        self._dense = FeedForward(model.mlp)
+    def border(self, weights: UnitWeights, x: Tokens) -> tuple[Any, Any]:
+        """Return the normed tokens; the last matrix's bias and the input are added once."""
+        return self.normed(weights, x.values), x.values + weights.bias("down.bias")
 
-    def inside(self, weights: UnitWeights, inner: Tokens) -> Array:
+    def inside(self, weights: UnitWeights, inner: Tokens) -> Any:
         """Return the output of some columns of the first matrices and the same rows of the last."""
-        return self._dense(weights, inner.values)
-
-    def after(self, weights: UnitWeights, inner: Tokens) -> Array | float:  # noqa: ARG002  (an MoE's needs it)
-        """Return the last matrix's bias."""
-        return weights.bias("down.bias")
-
-    def inside_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array, Gradients]:
-        """Take the gradient back through some columns and rows."""
-        return self._dense.backward(weights, inner.values, grad)
-
-    def after_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:  # noqa: ARG002  (as in after)
-        """Return the bias's gradient."""
-        return 0.0, bias_gradient(weights, "down.bias", grad)
+        return FeedForward(self.model.mlp)(weights, inner.values)
 
 
 _LOWEST = np.finfo(np.float64).min  # the highest logit of a part that is all padding
@@ -354,59 +290,26 @@ _LOWEST = np.finfo(np.float64).min  # the highest logit of a part that is all pa
 class Embedding(UnitArithmetic):
     """The table of tokens, and that of learned positions; its input are the tokens' numbers."""
 
-    has_residual = False
+    def border(self, weights: UnitWeights, x: Tokens) -> tuple[Any, Any]:
+        """Return the numbers as they are; the rows of the positions are added once."""
+        return x.values, weights["positions"][x.where] if "positions" in weights.arrays else 0.0
 
-    def before(self, weights: UnitWeights, x: Tokens) -> Tokens:  # noqa: ARG002  (there is no norm)
-        """Return the numbers as they are."""
-        return x
-
-    def inside(self, weights: UnitWeights, inner: Tokens) -> Array:
+    def inside(self, weights: UnitWeights, inner: Tokens) -> Any:
         """Return the rows of the tokens that a part of the vocabulary has, zeros for the others."""
         row, is_here = rows_of(inner.values, weights["tokens"].shape[0], weights.part.index)
-        return np.where(is_here[..., None], weights["tokens"][row], 0)
-
-    def after(self, weights: UnitWeights, inner: Tokens) -> Array | float:
-        """Return the rows of the positions."""
-        return weights["positions"][inner.where] if "positions" in weights.arrays else 0.0
-
-    def inside_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array, Gradients]:
-        """Return the gradient of the table; that of the tokens' numbers is nothing."""
-        row, is_here = rows_of(inner.values, weights["tokens"].shape[0], weights.part.index)
-        return np.zeros(inner.values.shape), {"tokens": partial(_of_table, weights["tokens"], row, is_here, grad)}
-
-    def after_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:
-        """Return the gradient of the table of positions."""
-        if "positions" not in weights.arrays:
-            return 0.0, {}
-        table, where = weights["positions"], inner.where
-        grad = grad.sum(axis=0) if where.ndim == 1 else grad
-        return 0.0, {"positions": partial(_of_table, table, where, np.ones(where.shape, dtype=np.bool_), grad)}
-
-    def before_backward(self, weights: UnitWeights, x: Tokens, grad: Array) -> tuple[Array, Gradients]:  # noqa: ARG002  (as in before)
-        """Return nothing: numbers of tokens have no gradient."""
-        return grad, {}
+        return anp.where(is_here[..., None], weights["tokens"][row], 0)
 
 
 class Head(UnitArithmetic):
     """The final norm and the multiplication with the vocabulary."""
 
-    has_residual = False
+    def border(self, weights: UnitWeights, x: Tokens) -> tuple[Any, Any]:
+        """Return the normed tokens; nothing is added."""
+        return self.normed(weights, x.values), 0.0
 
-    def inside(self, weights: UnitWeights, inner: Tokens) -> Array:
+    def inside(self, weights: UnitWeights, inner: Tokens) -> Any:
         """Return the logits of some rows of the vocabulary."""
         return inner.values @ weights["tokens"]
-
-    def after(self, weights: UnitWeights, inner: Tokens) -> Array | float:  # noqa: ARG002  (there is nothing)
-        """Return nothing."""
-        return 0.0
-
-    def inside_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array, Gradients]:
-        """Take the gradient of some logits back."""
-        return grad @ weights["tokens"].T, {"tokens": partial(outer_sum, inner.values, grad)}
-
-    def after_backward(self, weights: UnitWeights, inner: Tokens, grad: Array) -> tuple[Array | float, Gradients]:  # noqa: ARG002  (as in after)
-        """Return nothing."""
-        return 0.0, {}
 
 
 def rows_of(numbers: Any, num_rows: int, part: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -414,13 +317,6 @@ def rows_of(numbers: Any, num_rows: int, part: int) -> tuple[NDArray[np.int64], 
     row = np.asarray(numbers, dtype=np.int64) - part * num_rows
     is_here = (row >= 0) & (row < num_rows)
     return np.where(is_here, row, 0), is_here
-
-
-def _of_table(table: Array, rows: Any, is_here: Any, grad: Array) -> Array:
-    """Return the gradient of a table's rows, each summed over the tokens that looked it up."""
-    total = np.zeros_like(table)
-    np.add.at(total, rows[is_here], grad[is_here])
-    return total
 
 
 @dataclass(frozen=True, slots=True, eq=False)

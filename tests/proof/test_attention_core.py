@@ -166,11 +166,11 @@ def test_rotated_scores_depend_on_the_distance_alone() -> None:
 
 def test_rotating_back_undoes_rotating() -> None:
     heads = np.random.default_rng(0).standard_normal((2, 3, 5, 8))
-    close(rotate(rotate(heads, np.arange(5)), np.arange(5), back=True), heads)
+    close(rotate(rotate(heads, np.arange(5)), -np.arange(5)), heads)
 
 
-@pytest.mark.parametrize("function", [lambda x: join_heads(split_heads(x, 4))])
+@pytest.mark.parametrize("function", [lambda x: join_heads(split_heads(x, 2))])
 def test_heads_split_and_join(function: Callable[[Numbers], Numbers]) -> None:
     tokens = np.random.default_rng(0).standard_normal((2, 3, 8))
     assert np.array_equal(function(tokens), tokens)
-    assert np.array_equal(split_heads(tokens, 4)[:, 1], tokens[:, :, 2:4])
+    assert np.array_equal(split_heads(tokens, 2)[:, 1], tokens[:, :, 2:4])

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minitrain.proof.experts import Routing, RoutingRule, route
+from minitrain.proof.arithmetic import gradients
+from minitrain.proof.experts import Routing, RoutingRule, route, routing_of
 
 Numbers = Any
 
@@ -67,9 +68,13 @@ def test_rows_sent_to_experts_give_the_dense_mixture_and_its_gradients(rule: Rou
         inputs = routing.rows_of(tokens, experts)
         outputs = {expert: rows @ matrices[expert] for expert, rows in inputs.items()}
         output += routing.combine(outputs)
-        of_rows, of_logits = routing.combine_backward(grad, outputs)
+
+        def combined(logits: Numbers, *rows: Numbers, of: Numbers = experts) -> Numbers:
+            return routing_of(logits, bias, rule).combine(dict(zip(of, rows, strict=True)))
+
+        of_logits, *of_rows = gradients(combined, [tokens @ router, *outputs.values()], grad)
         grad_logits += of_logits
-        for expert, rows in of_rows.items():
+        for expert, rows in zip(outputs, of_rows, strict=True):
             grad_matrices[expert] = inputs[expert].T @ rows
             grad_tokens[routing.taken[..., expert]] += rows @ matrices[expert].T
     grad_router = tokens.reshape(-1, 5).T @ grad_logits.reshape(-1, rule.num_experts)

@@ -582,6 +582,15 @@ _RENAMED = {"amax": "max", "abs": "absolute"}
 _RENAMED |= {"bitwise_and": "logical_and", "bitwise_or": "logical_or", "invert": "logical_not"}
 
 
+_FACTS: Mapping[str, Callable[[PlacedArray], Any]] = {
+    "shape": lambda x: x.shape,
+    "ndim": lambda x: x.ndim,
+    "result_type": lambda x: x.dtype,
+    "iscomplexobj": lambda _: False,
+}
+"""What functions of NumPy's ask of an array without computing."""
+
+
 class Place:
     """Where arrays are placed: a backend of an abstraction layer.
 
@@ -683,6 +692,10 @@ class PlacedArray(NDArrayOperatorsMixin):
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Compute any other function of NumPy's."""
         name = _RENAMED.get(func.__name__, func.__name__)
+        if name in _FACTS:
+            return _FACTS[name](*args)
+        if name == "reshape":  # whose shape may be an array
+            return args[0].reshape(tuple(map(int, np.atleast_1d(args[1]))))
         if name in _MADE_ANEW:
             return self.place.put(_MADE_ANEW[name](args[0].shape))
         kind = OPERATIONS.get(name)
@@ -752,6 +765,10 @@ class PlacedArray(NDArrayOperatorsMixin):
         """Return the same elements in another shape."""
         wanted = shape[0] if len(shape) == 1 else shape
         return self.place.compute("reshape", x=self, shape=(wanted,) if isinstance(wanted, int) else tuple(wanted))
+
+    def view(self, _kind: Any) -> Any:
+        """Return the array itself: it is of no kind of NumPy's."""
+        return self
 
     def ravel(self) -> Any:
         """Return all elements in one dimension."""
