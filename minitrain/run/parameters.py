@@ -67,18 +67,13 @@ if TYPE_CHECKING:
 AUTO = "auto"
 
 
-def asks_to_fold(fold: Any) -> bool:
-    """Return whether a run is to be folded or refused; False where folding is optional ("auto") or off."""
-    return fold is True or bool(getattr(fold, "was_asked_for", False))
-
-
 def require_fold(fold: Any) -> None:
     """Require a value that `fold` may have.
 
     Raises:
         UsageError: it is another one.
     """
-    if not (fold is True or fold is False or fold == AUTO or hasattr(fold, "was_asked_for")):
+    if not (fold is True or fold is False or fold == AUTO):
         raise UsageError(f'fold must be True, False or "auto", got {fold!r:.80}', fold=fold)
 
 
@@ -125,7 +120,7 @@ def is_given(name: str, value: Any) -> bool:
         return value is not None and value > 1
     if name == "contention":
         return bool(value) and value != AUTO
-    return asks_to_fold(value) if name == "fold" else bool(value)
+    return value is True if name == "fold" else bool(value)
 
 
 _NOT_FOR_TOTALS = (
@@ -293,8 +288,7 @@ class RunParameters:
         fold: Simulate ranks that do the same once: the same figures much sooner; pages have a row for each class. In
             Python: those that do the same but for shard index and samples (see `minitrain.run.folding`). "auto" does so
             for shipped strategies from eight ranks on, where each class has four at least, and simulates every rank
-            where it cannot. True does so for any strategy, or says why not; False never does. A
-            `minitrain.run.folding.driver.DivergenceHistory` lets several runs share what they find out.
+            where it cannot. True does so for any strategy, or says why not; False never does.
         faults: A device dies so long after the step's beginning; repeat it for more. In Python
             `[mt.Fault(rank=5, at_s=0.02)]`, or `mt.FaultRate()` to draw them.
         recovery: What happens after a failure: spares=1, elastic=true, detection_s=30, restart_s, repair_s, ...; repeat
@@ -351,7 +345,7 @@ class RunParameters:
     slowdown: Mapping[int, float] | None = None
     strict_memory: bool = parameter(False, "--strict-memory", commands=_RUNS, kind=bool, panel=MACHINE)
     log: str = parameter("full", "--log", commands="compare run", metavar="KIND", panel=MACHINE)
-    fold: bool | str | Any = parameter(
+    fold: bool | str = parameter(
         AUTO,
         "--fold/--no-fold",
         commands=_RUNS,
@@ -385,7 +379,7 @@ class RunParameters:
         if hasattr(self.hardware, "profile"):  # a platform, whose links the run shares
             object.__setattr__(self, "contention", EXACT)
         self._require_one_step_of_calibration()
-        if hasattr(self.hardware, "how_sure") and self.log == "full" and not asks_to_fold(self.fold):
+        if hasattr(self.hardware, "how_sure") and self.log == "full" and self.fold is not True:
             object.__setattr__(self, "contention", True)  # a calibration says what transfers take from computing
         self._require_compatible()
         self.pricing()
@@ -406,11 +400,11 @@ class RunParameters:
         """Require a way to fold, and parameters that go together with it and with a log of totals."""
         require_fold(self.fold)
         exclude = self.log == "summary" or self.faults or self.execution is not None or self.steps > 1
-        if asks_to_fold(self.fold) or exclude:
+        if self.fold is True or exclude:
             given = self.by_name()
             for exclusion in EXCLUSIONS.values():
                 exclusion.require(given)
-        if asks_to_fold(self.fold) and self.contention == EXACT:
+        if self.fold is True and self.contention == EXACT:
             raise UsageError(
                 f"fold=True does not go with contention={EXACT!r}, whose links tell ranks apart; use contention=True"
             )

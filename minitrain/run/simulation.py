@@ -61,7 +61,6 @@ from minitrain.run.parameters import (
     OF_TRANSFORMER,
     SIZES,
     RunParameters,
-    asks_to_fold,
     split_keywords,
     with_own_options,
 )
@@ -130,7 +129,7 @@ async def simulate_with_folding(prepared: PreparedRun, simulate_fully: Callable[
         prepared: what is to be simulated.
         simulate_fully: simulates every rank.
     """
-    is_asked_for = asks_to_fold(prepared.parameters.fold)
+    is_asked_for = prepared.parameters.fold is True
     if not is_asked_for and not _may_fold(prepared):
         return await simulate_fully()
     from minitrain.run.folding import driver, microbatches  # noqa: PLC0415  (only where it is asked for, as all below)

@@ -6,12 +6,6 @@ fails costs little, since ranks diverge early. An axis that is kept must carry m
 it does not, the strategy depends on the rank in another way, and folding refuses it. An axis that is kept because its
 ranks lie differently in the network needs no messages.
 
-Finding out cheaply that an attempt would fail: a dry run of its first step, where the last one like it failed.
-
-Ranks diverge early, most of them while they are set up. A dry run takes one task, that of the first class, up to where
-it has to wait. That is half the time of an attempt that fails. Several runs (the configurations of a sweep) share a
-`DivergenceHistory`, which tells which attempts are worth a dry run.
-
 Executing some ranks of a folded run in full, to see that they do what their class does.
 
 A class of ranks is simulated once, with numbers that stand for all its ranks. What a strategy does may depend on the
@@ -33,14 +27,13 @@ import itertools
 import pickle
 import random
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any, Generic, NoReturn, TypeVar
 
 from minitrain.engine.dist import Communicator, Dist
-from minitrain.engine.event_loop import collecting_unretrieved_errors, task_of_rank
 from minitrain.engine.model import Model
 from minitrain.engine.operations import Operation
 from minitrain.engine.semantics import check_final_weights, require_handed_on
@@ -60,8 +53,7 @@ from minitrain.run.folding.attempt import FoldAttempt, are_alike, labels_of
 from minitrain.run.folding.expansion import SLOTS_OF_TENSORS, Expansion, FoldedRun, RankInClass
 from minitrain.run.folding.model import FoldedModel, model_of_class
 from minitrain.run.folding.per_rank_values import PerRankSet
-from minitrain.run.parameters import asks_to_fold
-from minitrain.run.rank_tasks import PreparedRun, RunProgress, end_all, require_nothing_left, run_ranks
+from minitrain.run.rank_tasks import PreparedRun, RunProgress, require_nothing_left, run_ranks
 from minitrain.run.result import Run
 from minitrain.run.strategy_loading import is_shipped, unwrapped
 from minitrain.tensors import clone
@@ -69,82 +61,6 @@ from minitrain.tensors.index_sets import forget_latest_union, span
 from minitrain.tensors.kinds import passage_of
 from minitrain.tensors.placed import remember
 
-
-class DivergenceHistory:
-    """The attempts in which ranks of a strategy have diverged, by `key_of_attempt`.
-
-    It is a guess at how the next attempt ends, which a dry run then confirms or not. So it changes how long a run
-    takes, and nothing else, and a key may leave out whatever varies in a sweep.
-
-    Args:
-        was_asked_for: whether its runs are to be folded or refused, as with `fold=True`; else as with `fold="auto"`.
-    """
-
-    def __init__(self, *, was_asked_for: bool = True) -> None:
-        self.was_asked_for = was_asked_for
-        self._diverged: set[Hashable] = set()
-        self._in_vain: set[Hashable] = set()
-
-    def expects_divergence(self, key: Hashable) -> bool:
-        """Return whether ranks diverged in the last attempt with this key."""
-        return key in self._diverged
-
-    def expects_nothing(self, prepared: PreparedRun) -> bool:
-        """Return whether the last search for a run like this one, where folding was optional, found no way to fold."""
-        return _key_of_run(prepared) in self._in_vain
-
-    def record_nothing(self, prepared: PreparedRun) -> None:
-        """Remember that the search found no way to fold: the next run like this one is simulated in full at once."""
-        self._in_vain.add(_key_of_run(prepared))
-
-    def record(self, key: Hashable, *, diverged: bool) -> None:
-        """Remember how an attempt ended."""
-        if diverged:
-            self._diverged.add(key)
-        else:
-            self._diverged.discard(key)
-
-
-def _key_of_run(prepared: PreparedRun) -> Hashable:
-    """Return what tells runs apart of which some fold and some do not."""
-    return prepared.name, repr(prepared.options), prepared.parameters.world_size, prepared.hardware_name
-
-
-def key_of_attempt(prepared: PreparedRun, attempt: FoldAttempt) -> Hashable:
-    """Return what tells attempts apart: strategy, options (which shape its mesh), axes and kept axes."""
-    return prepared.name, repr(prepared.options), tuple(attempt.axes.items()), attempt.kept
-
-
-async def find_early_divergence(prepared: PreparedRun, attempt: FoldAttempt) -> FoldAttempt | None:
-    """Return how ranks diverge, as the attempt itself would find; None if they do not before a class has to wait.
-
-    A class that begins tasks of its own before that has unknown consequences, and nothing is found either.
-
-    Args:
-        prepared: what is to be simulated.
-        attempt: how its ranks are folded; it is left as it is.
-    """
-    may_change = attempt.may_change_axes
-    dry_run = FoldAttempt(
-        attempt.mesh_axes, attempt.kept, attempt.apart, may_change_axes=may_change, split=attempt.split
-    )
-    dist = prepared.transport()
-    with collecting_unretrieved_errors(dist):
-        task = task_of_rank(dist, 0, _run(prepared, model_of_class(prepared, dry_run, 0, dist)))
-        await asyncio.sleep(0)  # the first step of the task, and of none that it begins
-        dist.detector.run_is_over = True  # no other rank will come
-        unfinished = dist.detector.unfinished_tasks()
-        await end_all(dist.detector, {task, *unfinished})
-    return dry_run if dry_run.diverged is not None and not unfinished else None
-
-
-async def _run(prepared: PreparedRun, model: FoldedModel) -> None:
-    """Run the strategy on one class; errors other than divergence are left for the attempt to find."""
-    with watching_memory([model], strict=prepared.parameters.strict_memory):
-        await prepared.function(model, **prepared.options)
-
-
-_MANY_CLASSES = 64
 _KNOWN = (RuntimePredictor, KernelPredictor, LayerPredictor)
 
 R = TypeVar("R")
@@ -188,8 +104,6 @@ async def simulate_where_it_folds(prepared: PreparedRun) -> Run | None:
         prepared: what is to be simulated.
     """
     search = _Search(replace(prepared, watch=None), _nothing, LEAST_RANKS_A_CLASS)
-    if search.history.expects_nothing(prepared):
-        return None
     try:
         _require_prices_alike(prepared.predictor)
         run = await search.run(may_change_axes=True)
@@ -197,9 +111,7 @@ async def simulate_where_it_folds(prepared: PreparedRun) -> Run | None:
         if prepared.variant is not None and not isinstance(error, StrategyError):
             raise  # an extension of the engine raises for reasons of its own
         run = None
-    if run is None:
-        search.history.record_nothing(prepared)
-    elif prepared.watch is not None:
+    if run is not None and prepared.watch is not None:
         prepared.watch(RunProgress(run.class_models, run.num_ranks_a_class))
     return run
 
@@ -239,8 +151,6 @@ class _Search(Generic[R]):
         self.simulate_fully = simulate_fully
         self.least = least
         self.labels = labels_of(prepared)
-        shared = prepared.parameters.fold
-        self.history = shared if isinstance(shared, DivergenceHistory) else DivergenceHistory()
 
     async def run(self, *, may_change_axes: bool) -> Run | R:
         """Make one attempt after the other, and leave nothing of them behind.
@@ -322,26 +232,14 @@ class _Search(Generic[R]):
         raise StrategyError(message, place=place, is_split=attempt.may_change_axes and len(attempt.axes) > 1)
 
     async def _attempt(self, attempt: FoldAttempt) -> tuple[FoldAttempt, Run | None]:
-        """Make an attempt, and return what was found out and the run; no run if ranks diverged.
-
-        A dry run comes first where an attempt is likely to fail. It runs the first class alone, and so may miss how
-        several classes diverge together; so it is made only where there is one class, or where there are very many.
-        """
+        """Make an attempt, and return what was found out and the run; no run if ranks diverged."""
         if attempt.num_ranks_a_class < self.least:
             attempt.needs_every_rank = True
             return attempt, None
         representatives = attempt.representatives()
         if self.labels is not None and not are_alike(attempt, representatives, self.labels):
             return attempt, None
-        key = key_of_attempt(self.prepared, attempt)
-        is_likely = len(representatives) == 1 and self.history.expects_divergence(key)
-        if is_likely or len(representatives) > _MANY_CLASSES:
-            found = await find_early_divergence(self.prepared, attempt)
-            if found is not None:
-                return found, None
-        run = await _simulate_classes(self.prepared, attempt, representatives)
-        self.history.record(key, diverged=attempt.diverged is not None)
-        return attempt, run
+        return attempt, await _simulate_classes(self.prepared, attempt, representatives)
 
 
 async def _simulate_classes(
@@ -406,7 +304,7 @@ def run_of_classes(
         peak_memory_per_rank=attempt.of_every_rank([model.peak_memory for model in models]),
         trained_model=trained_model_of(prepared.predictor.workload, models, attempt.num_ranks_a_class),
         expansion=expansion,
-        was_asked_for=asks_to_fold(parameters.fold),
+        was_asked_for=parameters.fold is True,
         **(_journals(prepared, attempt, models) if parameters.memory_by_kind else {}),
     )
 

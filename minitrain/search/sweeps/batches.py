@@ -2,7 +2,7 @@
 
 A batch is as many configurations as one worker simulates in about `_BATCH_S`: one where runs are large, hundreds where
 they are small. When the sweep is killed, the batches that are being simulated are lost, and nothing else. The
-configurations of a batch share strategies, predictors and folding's history, each made once (`SharedByBatch`).
+configurations of a batch share strategies and predictors, each made once (`SharedByBatch`).
 
 Configurations that differ in prices alone share one execution (`minitrain.whatif.joint_execution`). Their rows are
 those that a simulation of each gives, to the last float. What cannot be executed so, or fails, is simulated one
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from minitrain.errors import MinitrainError, OutOfMemoryError, UsageError
 from minitrain.machine.cluster import names_cluster
@@ -34,10 +34,6 @@ from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_stra
 from minitrain.search.sweeps.executors import first_done, workers_of
 from minitrain.search.sweeps.own_processes import TimeLimitError, WorkerLostError, run_within
 from minitrain.tensors.index_sets import grouped
-
-if TYPE_CHECKING:
-    from minitrain.run.folding.driver import DivergenceHistory
-
 
 Parameters = Mapping[str, Any]
 
@@ -118,11 +114,10 @@ _MACHINE = ("hardware", "world_size", "network")  # what a predictor is made of,
 
 
 class SharedByBatch:
-    """What the configurations of a batch share: loaded strategies, predictors, and which ranks folding saw diverge."""
+    """What the configurations of a batch share: loaded strategies and predictors."""
 
     def __init__(self) -> None:
         self._strategies: dict[str, ChosenStrategy] = {}
-        self._histories: dict[bool, DivergenceHistory] = {}  # by whether folding was asked for
         self._predictors: dict[tuple[Any, ...], Predictor] = {}  # by machine and workload, which live as long
 
     def strategy(self, strategy: str | Strategy) -> ChosenStrategy:
@@ -157,17 +152,11 @@ class SharedByBatch:
             # The predictor has these already.
             shared |= {name: DEFAULTS[name] for name in PRICING_PARAMETERS if name in parameters}
             shared["hardware"] = self._predictors[key]
-        return {**parameters, **shared, **self._folding(parameters)}
+        return {**parameters, **shared}
 
     def structure(self, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return parameters like `parameters`, but without a shared predictor."""
-        return {**parameters, **self._with_workload(parameters), **self._folding(parameters)}
-
-    def _folding(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameter `fold` with the divergences that earlier runs of the batch met, if runs may fold."""
-        fold = parameters.get("fold", AUTO)
-        is_known = fold is True or fold == AUTO
-        return {"fold": self._divergence_history(was_asked_for=fold is True)} if is_known else {}
+        return {**parameters, **self._with_workload(parameters)}
 
     def _with_workload(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters of a workload that is loaded; nothing where none is given."""
@@ -195,14 +184,6 @@ class SharedByBatch:
             return None
         given = {name: parameters[name] for name in PRICING_PARAMETERS if name in parameters}
         return hardware, world_size, network, Pricing(**given, stands_for=framework_of(chosen.function))
-
-    def _divergence_history(self, *, was_asked_for: bool) -> DivergenceHistory:
-        """Return what the runs of this batch that may fold share."""
-        if was_asked_for not in self._histories:
-            from minitrain.run.folding.driver import DivergenceHistory  # noqa: PLC0415  (only where it is used)
-
-            self._histories[was_asked_for] = DivergenceHistory(was_asked_for=was_asked_for)
-        return self._histories[was_asked_for]
 
 
 Row = dict[str, Any]

@@ -194,9 +194,6 @@ def test_whoever_watches_a_run_is_told_of_every_rank() -> None:
 def test_a_search_ends_as_soon_as_too_few_ranks_are_left(attempts: list[int]) -> None:
     mt.simulate("1f1b", **SIZES)
     assert attempts == [1]
-    attempts.clear()
-    run_batch([("", ("1f1b", {**SIZES, "num_layers": num_layers})) for num_layers in (8, 16, 24)])
-    assert attempts == [1]  # the others of the batch are like the first
 
 
 def test_pictures_of_many_events_have_a_row_for_each_class() -> None:
