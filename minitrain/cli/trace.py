@@ -134,35 +134,35 @@ def explain(run: RunFile, *, as_json: bool = False) -> None:
         as_json: Print JSON instead of a table.
     """
     saved = mt.load_run(run)
+    explained = saved.explain()
     if as_json:
-        print_json({**saved.summary(), **saved.explain().data()})
+        print_json({**saved.summary(), **explained.data()})
         return
     print_lines([f"{saved.strategy}: {conditions(saved)}", ""])
-    if len(saved.explain().gaps):
+    if len(explained.gaps):
         print_lines(["Waiting of each rank, by reason"])
-        print_table(_waits(saved))
+        print_table(_waits(explained))
     else:
         print_lines(["No rank ever waits.", ""])
-    print_table(facts_table(_facts(saved)))
+    print_table(facts_table(_facts(saved, explained)))
 
 
-def _waits(run: Run) -> Table:
+def _waits(explained: Explanation) -> Table:
     """Return the table of each rank's waiting by kind; of many ranks, the first and the last ones."""
-    seconds = run.explain().gaps.seconds()
+    seconds = explained.gaps.seconds()
     shown = [kind for kind in range(len(GAP_KINDS)) if seconds[:, kind].any()]
     table = plain_table()
     for name in ("rank", *(GAP_KINDS[kind] for kind in shown), "all"):
         table.add_column(name, justify="right")
-    ranks = range(run.world_size)
+    ranks = range(len(seconds))
     for rank in ranks if len(ranks) <= 16 else [*ranks[:8], *ranks[-8:]]:
         parts = [*seconds[rank, shown].tolist(), float(seconds[rank].sum())]
         table.add_row(str(rank), *(duration(part) if part else "" for part in parts))
     return table
 
 
-def _facts(run: Run) -> dict[str, str]:
+def _facts(run: Run, explained: Explanation) -> dict[str, str]:
     """Return the longest waits, the critical path and the other explanations of a run, a line each."""
-    explained = run.explain()
     gaps, step = explained.gaps, explained.breakdown.step_time_s
     facts: dict[str, str] = {}
     for place, gap in enumerate(explained.longest_gaps(3)):

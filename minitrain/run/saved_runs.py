@@ -40,6 +40,7 @@ from minitrain.machine.config import label_of
 from minitrain.operations import COLLECTIVES, COMM, COMPUTE, EVENT_TYPES, Event, MemoryChange
 from minitrain.operations.collectives import TRANSFERS
 from minitrain.run.device_memory import kinds_of_journals
+from minitrain.run.event_loops import rare_collections
 from minitrain.run.ranks_once import OnceWritten, Partners, Repeated, distinct_of
 from minitrain.run.run_file import (
     AT_LEAST_0,
@@ -170,7 +171,7 @@ def read_run(path: StrPath) -> dict[str, Any]:
     faults = Faults(label)
     try:
         size = size_of(file)
-        with _open(file) as lines:
+        with _open(file) as lines, rare_collections():
             header, logs, journals = _read(_numbered(lines, size, faults), size, faults)
     except (OSError, ValueError, EOFError, zlib.error) as error:
         if isinstance(error, UsageError):
@@ -259,6 +260,7 @@ _MEMBERS, _MEMBERS_A_BYTE = 2**20, 16
 _DEEPEST_TAG = 16
 _ROUNDING = 1.0  # elements, in a sum of parts of elements
 _NULL = Rule("null", lambda value: value is None)
+_TEXT_OR_NULL = TEXT.or_null()
 _A_TENSOR, _A_LAYER = whole(0, 2**40), whole(-MOST_LAYERS, MOST_LAYERS).or_null()
 _FARTHEST_LAYER = 2**53  # of a collective, or of a type of one's own, which may name anything
 
@@ -334,7 +336,7 @@ class Reader:
                 )
                 and (awaited is None or (awaited.__class__ is int and len(self.logs[rank]) < awaited <= self._most))
                 and recomputed.__class__ is bool
-                and after == ()
+                and (after == () or (after.__class__ is list and self._are_made(rank, after)))
             )
         except (TypeError, ValueError):
             is_usual = False
@@ -379,11 +381,6 @@ class Reader:
         farthest = _FARTHEST_LAYER if stream in (COMM, None) else None
         stream = stream or COMPUTE
 
-        def are_made(places: list[Any]) -> bool:
-            log = self.logs[rank]
-            inside = all(place.__class__ is int and 0 <= place < len(log) for place in places)
-            return inside and all(log[place].stream != COMPUTE for place in places)
-
         return {
             "typ": Rule(f"one of {', '.join(_TYPES)}", lambda typ: typ.__class__ is str and _is_priced(event)),
             "layer": whole(-(farthest or 1), farthest or self.num_layers).or_null(),
@@ -400,9 +397,16 @@ class Reader:
             "recomputed": FLAG,
             "after": Rule(
                 "a list of the rank's communications so far",
-                lambda after: after == () or (after.__class__ is list and is_rank and are_made(after)),
+                lambda after: after == () or (after.__class__ is list and is_rank and self._are_made(rank, after)),
             ),
         }
+
+    def _are_made(self, rank: int, places: list[Any]) -> bool:
+        """Return whether communications are at these places of a rank's log."""
+        log = self.logs[rank]
+        return all(
+            place.__class__ is int and 0 <= place < len(log) and log[place].stream != COMPUTE for place in places
+        )
 
     def _another(self, own: Any) -> Rule:
         """Return the rule for a rank that is another one."""
@@ -412,13 +416,15 @@ class Reader:
     def _accepts_words(self, line: int, values: list[Any]) -> bool:
         """Return whether tag and algorithm are what they may be; a list as tag becomes a tuple."""
         tag, algorithm = values[10], values[16]
+        if tag is None and algorithm is None:
+            return True
         if tag.__class__ is list:
             values[10] = _tuple(tag)
         good = bool(values[10] is not None or tag is None)
         if tag.__class__ is dict or not good:
             self.faults.add(line, f"expected text, a number or a list of them, found {shown(tag)}", ("tag",))
             good = False
-        return self.faults.judge(line, ("algorithm",), algorithm, TEXT.or_null()) and good
+        return self.faults.judge(line, ("algorithm",), algorithm, _TEXT_OR_NULL) and good
 
     def _set_of(
         self, line: int, name: str, ranges: Any, known: dict[Any, _Set], end: int, kind: Callable[[Iterable[int]], _Set]
@@ -614,6 +620,8 @@ def _tuple(values: list[Any], depth: int = 1) -> Any:
     """Return nested lists as tuples, which a tag must be to be hashable; None if that cannot be."""
     if depth > _DEEPEST_TAG or any(item.__class__ is dict for item in values):
         return None
+    if not any(item.__class__ is list for item in values):
+        return tuple(values)
     items = [_tuple(item, depth + 1) if item.__class__ is list else item for item in values]
     lost = any(now is None and was is not None for now, was in zip(items, values, strict=True))
     return None if lost else tuple(items)

@@ -58,6 +58,7 @@ from minitrain.errors import UsageError
 from minitrain.operations import COLLECTIVES, COMM, COMMUNICATIONS, RECV, SEND
 from minitrain.run.analysis.breakdown import are_alike
 from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Timeline, Trace, as_timeline
+from minitrain.run.event_loops import rare_collections
 
 
 def messages(timeline: Timeline) -> tuple[Ints, Ints]:
@@ -69,10 +70,10 @@ def messages(timeline: Timeline) -> tuple[Ints, Ints]:
     sends, receives = np.flatnonzero(timeline.on_stream(SEND)), np.flatnonzero(timeline.on_stream(RECV))
     sent = numbered(timeline.rank[sends], timeline.peer[sends], timeline.tag[sends])
     received = numbered(timeline.peer[receives], timeline.rank[receives], timeline.tag[receives])
-    _, codes = np.unique(np.concatenate([sent, received]), axis=0, return_inverse=True)
-    codes = codes.reshape(-1)
-    _, at_send, at_receive = np.intersect1d(codes[: len(sends)], codes[len(sends) :], return_indices=True)
-    return sends[at_send], receives[at_receive]
+    rows = np.concatenate([sent, received])
+    order = np.lexsort(rows.T[::-1])  # of two that are equal the send is the first
+    met = np.flatnonzero(np.all(rows[order[1:]] == rows[order[:-1]], axis=1))
+    return sends[order[met]], receives[order[met + 1] - len(sends)]
 
 
 def collectives(timeline: Timeline) -> tuple[Ints, Ints]:
@@ -546,6 +547,7 @@ class _Joined:
         return found
 
 
+@rare_collections()
 def make_program(graph: Graph, of_event: Ints) -> Program:
     """Return the moments of a run as expressions.
 
