@@ -1,6 +1,7 @@
 """What all strategies share: checks of their sizes, and the samples and the layers of each rank."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeVar, cast
 
 from minitrain import span
@@ -85,26 +86,51 @@ def stage_layers(
     of: str,
     strategy: str,
 ) -> range:
-    """Return the layers of a stage: equal shares where layers are alike, and as `Model.stages` says where they differ.
+    """Return the layers of one stage; see `layers_of_stages`, whose arguments these are beside the stage."""
+    if _are_shared_equally(model, layers_per_stage):
+        require_multiple("num_layers", model.num_layers, of, num_stages, strategy)
+        return share(model.num_layers, num_stages, stage)
+    return layers_of_stages(model, num_stages, microbatch_size, layers_per_stage, of, strategy)[stage]
+
+
+def layers_of_stages(
+    model: Model,
+    num_stages: int,
+    microbatch_size: int | None,
+    layers_per_stage: Sequence[int] | None,
+    of: str,
+    strategy: str,
+) -> Sequence[range]:
+    """Return the layers of all stages: equal shares of layers that are alike, and of others as `Model.stages` says.
 
     Where the run has shares of layers, it is these.
 
     Args:
         model: the rank.
-        stage: which stage.
         num_stages: how many.
         microbatch_size: samples a microbatch; global_batch_size / world_size if None.
         layers_per_stage: how many layers each stage has, where the user decides.
         of: what the number of stages is made of, for errors.
         strategy: name of the strategy, for errors.
     """
-    are_alike = getattr(model, "layers_are_alike", True)  # the specification knows no others
-    if layers_per_stage is None and are_alike and not _has_shares(model, "layers"):
+    if _are_shared_equally(model, layers_per_stage):
         require_multiple("num_layers", model.num_layers, of, num_stages, strategy)
-        return share(model.num_layers, num_stages, stage)
+        return _equal_stages(model.num_layers, num_stages)
     require_range("microbatch_size", microbatch_size, model.global_batch_size, strategy)
     size = microbatch_size or max(1, model.global_batch_size // model.world_size)
-    return model.stages(num_stages, size, layers_per_stage=layers_per_stage)[stage]
+    return model.stages(num_stages, size, layers_per_stage=layers_per_stage)
+
+
+def _are_shared_equally(model: Model, layers_per_stage: Sequence[int] | None) -> bool:
+    """Return whether every stage has as many layers."""
+    are_alike = getattr(model, "layers_are_alike", True)  # the specification knows no others
+    return layers_per_stage is None and are_alike and not _has_shares(model, "layers")
+
+
+@lru_cache(maxsize=64)
+def _equal_stages(num_layers: int, num_stages: int) -> tuple[range, ...]:
+    """Return equal shares of the layers, once for all ranks."""
+    return tuple(share(num_layers, num_stages, stage) for stage in range(num_stages))
 
 
 def add(total: Grad | None, grad: Grad) -> Grad:

@@ -11,7 +11,7 @@ from minitrain.lib import Model
 from minitrain.schedules import Action
 from minitrain.search.schedules.pipeline import Messages
 
-from ._batch import add, microbatches, require_multiple, require_range, share, stage_layers
+from ._batch import add, layers_of_stages, microbatches, require_multiple, require_range, share
 from ._experts import load_layers, without_travel
 
 Turn = Generator[tuple[MutableMapping[Any, Any], Any, Launched[Any]], None, None]
@@ -73,9 +73,7 @@ async def deepseek_like(
             f"num_microbatches ({len(batches)}) must be at least 2 pp ({2 * pp}) for {name}; use smaller microbatches"
         )
     schedule = schedules.dualpipe_v(pp, len(batches))
-    stages = [
-        stage_layers(model, stage, 2 * pp, microbatch_size, layers_per_stage, "2 pp", name) for stage in range(2 * pp)
-    ]
+    stages = layers_of_stages(model, 2 * pp, microbatch_size, layers_per_stage, "2 pp", name)
     weights, opt_states, activations, grad_activations, grad_weights = model.storage()
 
     def incoming(action: Action) -> Coroutine[Any, Any, Any] | None:

@@ -14,7 +14,7 @@ from minitrain.search.schedules.held_layers import Degrees, Division, HeldLayers
 from minitrain.search.schedules.layer_passes import LayerPasses, Routing
 from minitrain.search.schedules.pipeline import BATCHED, HIDDEN, PLAIN, PipelineRank
 
-from ._batch import microbatches_of, require_multiple, require_range, require_shares, stage_layers
+from ._batch import layers_of_stages, microbatches_of, require_multiple, require_range, require_shares
 from ._orders import IN_ROUNDS, chunks_of, schedule_of
 
 
@@ -132,10 +132,7 @@ async def megatron(
     if zero == 2 and overlap_replicas:
         raise StrategyError("gradients are summed after each microbatch with zero=2; leave overlap_replicas out")
     num_stages = pp * num_chunks
-    stages = [
-        stage_layers(model, stage, num_stages, microbatch_size, layers_per_stage, "pp x num_chunks", "megatron")
-        for stage in range(num_stages)
-    ]
+    stages = layers_of_stages(model, num_stages, microbatch_size, layers_per_stage, "pp x num_chunks", "megatron")
     costs = None if pass_costs is None else tuple(pass_costs)
     order = schedule_of(schedule, pp, len(batches), num_chunks, costs)
     overlaps: dict[str, Any] = {
