@@ -313,7 +313,8 @@ def _platform(
     if layout.tp == 1:
         return replace(found, parts_exposed=1.0)  # its ranks exchange nothing for tensor parallelism
     if found.by_xla:
-        return replace(found, parts_overlap="gathers" if row.words("overlap").facts.get("tp") else "none")
+        cuts = row.words("overlap").facts.get("tp")
+        return replace(found, parts_overlap="windows" if cuts == "windows" else "gathers" if cuts else "none")
     has_dtensors = framework.name.startswith("torchtitan")
     in_pieces = has_dtensors and row.words("overlap").facts.get("tp")
     if in_pieces or _hides_in_gradients(row, framework):

@@ -38,6 +38,7 @@ EXPOSED: Mapping[str, Mapping[str, float]] = MappingProxyType(
         "gradients": {"all_gather": 2 / 3, "reduce_scatter": 1 / 2, "all_reduce": 1 / 2},
         "pieces": {"all_gather": 0.0, "reduce_scatter": 1 / 2},
         "gathers": {"all_gather": 0.0},
+        "windows": {"all_gather": 0.0, "reduce_scatter": 0.0},
     }
 )
 """The share of tensor parallelism's collectives that no multiplication hides, by how a framework overlaps them.
@@ -49,7 +50,8 @@ input runs beside the gradient of the input, and backward's sum beside that of t
 multiplication is cut into as many as there are ranks, and copies between peers bring its rows, or take its sums away,
 meanwhile (PyTorch's asynchronous tensor parallelism, `torch/distributed/_symmetric_memory`). What backward scatters is
 a sum of several products, which the compiler does not cut (pull request 149946 of github.com/pytorch/pytorch). With
-"gathers", XLA cuts only those multiplications that gathers feed (`--xla_tpu_decompose_all_gather_einsum`).
+"gathers", XLA cuts only those multiplications that gathers feed (`--xla_tpu_decompose_all_gather_einsum`); with
+"windows" those too whose sums are scattered (`--xla_jf_spmd_threshold_for_windowed_einsum_mib`; Wang et al. 2023).
 """
 
 

@@ -356,7 +356,7 @@ class KernelHabits:
         pads_experts: whether experts are given as many tokens as they take at most, so that the host need not wait for
             their number (`--moe-pad-expert-input-to-capacity` of Megatron-Core).
         parts_overlap: which collectives of tensor parallelism run beside multiplications, "none", "gradients",
-            "pieces" or "gathers": see `minitrain.machine.platforms.EXPOSED`.
+            "pieces", "gathers" or "windows": see `minitrain.machine.platforms.EXPOSED`.
         separate_gradients: whether gradients are added up in single precision by a kernel of its own.
         stops_early: whether full recomputation ends before a layer's last multiplication, as PyTorch's non-reentrant
             checkpoints and jax.checkpoint's dead code elimination do.

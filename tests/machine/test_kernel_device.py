@@ -362,6 +362,18 @@ def test_experts_multiply_at_their_share_of_the_rate_where_a_device_gives_one() 
     assert A100.rates.grouped == 1
 
 
+@pytest.mark.parametrize("name", ["tpu_v4", "tpu_v5e", "tpu_v5p", "tpu_v6e", "tpu_v7x"])
+def test_single_precision_runs_on_the_matrix_units_of_tpus(name: str) -> None:
+    """XLA rounds operands to bf16 by default: a product takes no longer than three of bf16, as on no vector unit."""
+    tpu = KernelDevice(load_config(name))
+    narrow = Matmul(8192, 8192, 8192)
+    wide = replace(narrow, datatype="float32", element_bytes=4)
+    assert 1 <= tpu.kernel_seconds(wide) / tpu.kernel_seconds(narrow) < 3
+    core = FlashAttention(8, 4096, 4096, 16, 16, 128, 128, 4096 * 4097 // 2, generation="splash")
+    single = replace(core, datatype="float32", element_bytes=4)
+    assert 1 <= tpu.kernel_seconds(single) / tpu.kernel_seconds(core) < 2
+
+
 def test_a_block_in_which_groups_end_is_computed_for_each() -> None:
     """Megablox' kernel on jax's `make_group_metadata`: as many blocks as rows fill, and one more for each group."""
     tpu = KernelDevice(load_config("tpu_v5p"))
