@@ -40,8 +40,8 @@ An estimate is good for comparing layouts on one device, and may miss a step by 
 
 Multiplications in single precision, for which configs give no measured rate, run on the vector units of any device: at
 0.93 of the data sheet's rate, which is what layers of OPT-30B reach on A100 (18.2 of 19.5 TFLOP/s; on V100-16 12.5 of
-15.7, or of 14.0 on the PCIe card; Strati et al. 2025). A framework that lets matrix units round to TF32 is quicker. Configs
-of TPUs give a rate: XLA multiplies single precision on the matrix units, rounded to bf16, unless it is told otherwise.
+15.7, or of 14.0 on the PCIe card; Strati et al. 2025). A framework that lets matrix units round to TF32 is quicker.
+Configs of TPUs give a rate: XLA multiplies single precision on the matrix units, rounded to bf16, unless told not to.
 """
 
 from __future__ import annotations
