@@ -450,7 +450,7 @@ def grade_files(
     from minitrain.learn.classes import FORMATS, grade_all, write_class_page  # noqa: PLC0415  (they take time to import)
     from minitrain.learn.sandbox import Limits  # noqa: PLC0415
     from minitrain.learn.submissions import find_submissions  # noqa: PLC0415
-    from minitrain.search.sweeps.sweep import read_rows, writing  # noqa: PLC0415
+    from minitrain.search.sweeps.sweep import read_results, writing  # noqa: PLC0415
 
     _require_that_no_file_is_an_option(sys.argv)
     if form is not None and form not in FORMATS:
@@ -460,7 +460,7 @@ def grade_files(
     limits = Limits(seconds=seconds, isolation=isolation)
     require_file("--html", html)
     drawn = html and html.with_name(f"{html.stem}_pictures")
-    known_rows = read_rows(results) if results else {}
+    known_rows = read_results(results) if results else {}
     with Progress() as progress, writing(results) as keep:
         say = _Countdown(progress, len(found))
         rows: Sequence[Row] = grade_all(

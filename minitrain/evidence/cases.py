@@ -53,7 +53,7 @@ from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
 from minitrain.search.tuning.layouts import Columns, Order, order_of
 from minitrain.search.tuning.problem import Machine, TuningProblem, pipeline_of, plain_options
-from minitrain.search.tuning.step_figures import fullest_of, spending_of
+from minitrain.search.tuning.step_figures import fullest_of, step_parts_of
 from minitrain.workloads.kernels import EIGHT_BIT_CORES
 from minitrain.workloads.transformer import Transformer
 from minitrain.workloads.workload import Workload
@@ -585,7 +585,7 @@ def _composed(
     if pipeline is None:
         return None
     columns = Columns(machine.pieces, [replace(pipeline, num_microbatches=num_microbatches)], contention=True)
-    spent = spending_of(columns)
+    spent = step_parts_of(columns)
     times = spent.forward_s, spent.backward_s, spent.update_s, spent.exposed_s, spent.waiting_s
     memory: Mapping[str, float] = {}
     if with_memory:

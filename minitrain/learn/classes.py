@@ -43,7 +43,7 @@ from minitrain.learn.sandbox import Limits, source_of
 from minitrain.learn.submissions import Submission, alike
 from minitrain.plain_text import printable, spreadsheet_cell
 from minitrain.run.worker_processes import WorkerEndedError, WorkerProcesses, limit_bytes
-from minitrain.search.sweeps.sweep import read_rows
+from minitrain.search.sweeps.sweep import read_results
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -406,7 +406,7 @@ def rows_of(folder: Path) -> list[dict[str, Any]]:
         raise UsageError(
             f"there are no results in {folder}; `minitrain learn grade ... --results FILE.jsonl` keeps them"
         )
-    return [row for path in paths for row in read_rows(path).values()]
+    return [row for path in paths for row in read_results(path).values()]
 
 
 def write_leaderboard(folder: Path, path: Path) -> Path:

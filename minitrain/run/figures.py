@@ -302,7 +302,7 @@ def data_frame(columns: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]
     return pandas.DataFrame(columns)
 
 
-def columns_of(events: Sequence[Event]) -> dict[str, list[Any]]:
+def event_columns(events: Sequence[Event]) -> dict[str, list[Any]]:
     """Return the fields of events as columns: times in s, memory in elements."""
     return {field.name: [getattr(event, field.name) for event in events] for field in fields(Event)}
 

@@ -33,9 +33,9 @@ from minitrain.run.facts import Steps, TrainedModel, figures_by_kind, remark_on,
 from minitrain.run.figures import (
     FiguresOfStep,
     StepEnergy,
-    columns_of,
     data_frame,
     energy_of,
+    event_columns,
     peak_watts,
     summary_of,
     usd_per_hour_of,
@@ -671,7 +671,7 @@ class Run(DeviceMemoryFigures, FiguresOfStep):
         Raises:
             UsageError: pandas is not installed, which is no dependency.
         """
-        return data_frame(columns_of(self.events))
+        return data_frame(event_columns(self.events))
 
     def __repr__(self) -> str:
         step = f"{duration(self.step_time)}{self.headline_sureness}, peak {self.peak_memory_bytes / GIB:.4g} GiB"

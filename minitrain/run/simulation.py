@@ -160,12 +160,6 @@ def _may_fold(prepared: PreparedRun) -> bool:
     return is_shipped(prepared.function) and not EXCLUSIONS["fold"].found({**parameters.by_name(), "fold": True})
 
 
-async def simulate_with_faults(prepared: PreparedRun, simulate: Callable[[PreparedRun], Awaitable[Run]]) -> Run:
-    """Simulate a step until it comes through; see `minitrain.whatif.disturbed_run.simulate_with_faults`."""
-    run: Run = await above("faults").simulate_with_faults(prepared, simulate)
-    return run
-
-
 async def simulate_summary(prepared: PreparedRun, simulate: Callable[[PreparedRun], Awaitable[Run]]) -> Run | None:
     """Simulate a long loop of alike steps by a few of them; None of what else keeps no events."""
     if prepared.variant is not None:
@@ -530,7 +524,8 @@ async def simulate_prepared(prepared: PreparedRun) -> Run:
     if prepared.parameters.steps > 1 and prepared.entry_clocks is None:
         return await _simulate_steps(prepared)
     if prepared.parameters.faults:
-        return await simulate_with_faults(prepared, _simulate_every_rank)
+        disturbed: Run = await above("faults").simulate_with_faults(prepared, _simulate_every_rank)
+        return disturbed
     if prepared.parameters.log == "summary":
         return await simulate_summary(prepared, simulate_prepared) or await _simulate_every_rank(prepared)
     return await simulate_with_folding(prepared, lambda: _simulate_every_rank(prepared))

@@ -26,7 +26,7 @@ from minitrain.operations.computations import COMPUTATIONS
 from minitrain.run.analysis.breakdown import checked_end
 from minitrain.run.analysis.explanation import GAP_KINDS, Gaps, find_gaps
 from minitrain.run.analysis.labels import GIB, duration
-from minitrain.run.analysis.timeline import NO_LAYER, NONE, Bools, Floats, Ints, Stream, Timeline, sweep
+from minitrain.run.analysis.timeline import NO_LAYER, NONE, Bools, Floats, Ints, Stream, Timeline, sweep_intervals
 from minitrain.tensors.index_sets import ranges
 
 WAITING = "waiting"
@@ -225,7 +225,7 @@ def lanes(timeline: Timeline) -> Ints:
 
 def _crowded_ranks(timeline: Timeline, chosen: Bools) -> Bools:
     """Tell on which ranks some of the chosen events overlap one another, (num_ranks,)."""
-    swept = sweep(timeline.rank[chosen], timeline.time[chosen], timeline.end[chosen])
+    swept = sweep_intervals(timeline.rank[chosen], timeline.time[chosen], timeline.end[chosen])
     overlaps = swept.busy_until - swept.start > _ROUNDING * timeline.last_end
     crowded = np.zeros(timeline.num_ranks, dtype=bool)
     crowded[swept.rank[overlaps & (swept.end > swept.start)]] = True

@@ -113,7 +113,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Explanation:
+class MainCause:
     """What explains most of a gap.
 
     Args:
@@ -154,7 +154,7 @@ class Gap:
     names: tuple[str, str]
     attribution: Sequence[Part]
     lines: tuple[Timeline, Timeline] = field(repr=False)
-    explanation: Explanation | None = None
+    explanation: MainCause | None = None
     without_partner: Sequence[str] = ()
     share_by_event: Any = field(default=None, repr=False)
 
@@ -553,7 +553,7 @@ class _Explanations:
         self._program, self._line, self._a, self._b, self._by_event = program, line, a, b, by_event
         self._meeting = first_events(line)
 
-    def best(self, step_time: float) -> Explanation | None:
+    def best(self, step_time: float) -> MainCause | None:
         """Return the group of the fewest operations that closes most of the gap; None if none closes half of it.
 
         A group around it that closes as much is returned if its other operations have changed like it.
@@ -578,7 +578,7 @@ class _Explanations:
         form, what, chosen = candidates[place]
         layers, ranks = _distinct(self._line.layer[chosen], NO_LAYER), _distinct(self._line.rank[chosen])
         shorter = self._step(self._b) - float(steps[place])
-        return Explanation(what, form, step_time - shorter, layers, ranks, int(chosen.sum()))
+        return MainCause(what, form, step_time - shorter, layers, ranks, int(chosen.sum()))
 
     def _changes_alike(self, group: Bools, around: Bools) -> bool:
         """Return whether three in four of what a wider group has beside a group have changed half as much, or more.

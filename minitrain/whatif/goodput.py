@@ -92,7 +92,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class LongRun:
+class SampledRun:
     """One sample as it goes on.
 
     Args:
@@ -118,7 +118,7 @@ class LongRun:
     whole_at_s: float | None = None  # when the checkpoint on its way is whole
     cycles: list[tuple[float, int, dict[str, float]]] = field(default_factory=list)  # ends of the last ones: `_repeat`
 
-    def play(self) -> LongRun:
+    def play(self) -> SampledRun:
         """Play the run to its end."""
         self.spares = self.job.spares
         self._draw()
@@ -431,7 +431,7 @@ def goodput(
     job = _job(
         days, checkpoint_interval_s, written, (block_s, write_s), disturbed_run.mtbf_of_all_s(hours), recovery, speeds
     )
-    played = [LongRun(job, random.Random(f"{seed} {sample}")).play() for sample in range(samples)]
+    played = [SampledRun(job, random.Random(f"{seed} {sample}")).play() for sample in range(samples)]
     shares = np.array([[each.seconds[cause] for cause in CAUSES] for each in played]) / job.duration_s
     return Goodput(run, job, written, asynchronous, shares, np.array([each.num_failures for each in played]))
 

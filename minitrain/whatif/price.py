@@ -46,7 +46,7 @@ _ONE_AT_A_TIME = (
 """Parameters of a run that follow one machine: with another clock, or another model, it would do something else."""
 
 
-def columns_of(
+def varied_columns(
     hardware: Any, vary: Mapping[str, Sequence[Any]] | None, grid: Mapping[str, Sequence[Any]] | None
 ) -> dict[str, list[Any]]:
     """Return what varies as columns, one value a machine.
@@ -497,7 +497,7 @@ async def price_async(
     **parameters: Any,
 ) -> Priced:
     """Do what `price` does in the running event loop."""
-    columns = columns_of(hardware, vary, grid)
+    columns = varied_columns(hardware, vary, grid)
     one = {} if hardware is None or "hardware" in columns else {"hardware": hardware}
     configurations = Configurations({**parameters, **one}, columns)
     prepared = prepare(strategy, configurations.of(0))

@@ -28,7 +28,7 @@ from minitrain.machine.platforms import Platform
 from minitrain.machine.profiler_traces import TracedLayers
 from minitrain.run.contributions import Contribution
 from minitrain.run.strategy_loading import load_strategy
-from minitrain.search.sweeps.sweep import read_rows, writing
+from minitrain.search.sweeps.sweep import read_results, writing
 from minitrain.search.tuning.findings import of_calculon
 from minitrain.tensors.expert_load import as_imbalance, expert_load
 from minitrain.training.checkpoints import Checkpoints
@@ -184,7 +184,7 @@ def readers(folder: Path) -> dict[str, Reader]:
         "recipe": Reader("recipe.toml", RECIPE, read_recipe),
         "schedule": Reader("schedule.csv", mt.schedules.gpipe(2, 2).to_csv(), lambda path: load_strategy(str(path))),
         "execution of Calculon": Reader("execution.json", _as_json(EXECUTION), of_calculon),
-        "rows of a sweep": Reader("rows.jsonl", _rows(folder / "rows.jsonl"), read_rows),
+        "rows of a sweep": Reader("rows.jsonl", _rows(folder / "rows.jsonl"), read_results),
         "table of validate": Reader("table.csv", TABLE, _table),
         "run file": Reader("run.jsonl", _saved_run(folder), lambda path: mt.load_run(path).summary()),
         "measured run": Reader("run.json", _as_json(CONTRIBUTION), Contribution.read),

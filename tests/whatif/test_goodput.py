@@ -13,7 +13,7 @@ import pytest
 import minitrain as mt
 from minitrain.errors import UsageError
 from minitrain.whatif.disturbed_run import checkpoint_of, daly_s, mtbf_of_all_s, young_s
-from minitrain.whatif.goodput import CAUSES, FEWER, LOST, REPAIR, WORK, WRITING, Job, LongRun
+from minitrain.whatif.goodput import CAUSES, FEWER, LOST, REPAIR, WORK, WRITING, Job, SampledRun
 
 HOUR = 3600.0
 JOB = Job(
@@ -32,7 +32,7 @@ SIZES: dict[str, Any] = {"world_size": 8, "num_layers": 4, "global_batch_size": 
 
 
 def shares_of(job: Job, samples: int = 60) -> dict[str, float]:
-    played = [LongRun(job, random.Random(f"{sample}")).play() for sample in range(samples)]
+    played = [SampledRun(job, random.Random(f"{sample}")).play() for sample in range(samples)]
     for run in played:
         assert sum(run.seconds.values()) == pytest.approx(job.duration_s, rel=1e-9)
     return {cause: float(np.mean([run.seconds[cause] for run in played])) / job.duration_s for cause in CAUSES}

@@ -244,7 +244,7 @@ class Timeline:
     def busy_times(self) -> Floats:
         """Return how long each rank computed, communicated and did either in the step, s, (num_ranks, 3)."""
         chosen = (self.computes, ~self.computes, slice(None))
-        parts = (sweep(self.rank[part], self.time[part], self.end[part], self.begin) for part in chosen)
+        parts = (sweep_intervals(self.rank[part], self.time[part], self.end[part], self.begin) for part in chosen)
         return np.stack([part.covered(self.num_ranks) for part in parts], axis=1)
 
     def pass_times(self, typs: Collection[str]) -> Floats:
@@ -503,7 +503,7 @@ class SweptIntervals:
         return last
 
 
-def sweep(rank: Ints, start: Floats, end: Floats, begin: float = 0.0) -> SweptIntervals:
+def sweep_intervals(rank: Ints, start: Floats, end: Floats, begin: float = 0.0) -> SweptIntervals:
     """Sort intervals and find how long each rank was busy before each of them.
 
     The running maximum is not taken of the ends themselves, but of their places among all sorted ends, with the rank
@@ -522,4 +522,4 @@ def sweep(rank: Ints, start: Floats, end: Floats, begin: float = 0.0) -> SweptIn
 
 def sweep_timeline(timeline: Timeline) -> SweptIntervals:
     """Sweep the events of all streams of each rank, from the beginning of the step on."""
-    return sweep(timeline.rank, timeline.time, timeline.end, timeline.begin)
+    return sweep_intervals(timeline.rank, timeline.time, timeline.end, timeline.begin)

@@ -242,7 +242,7 @@ def require_alike(attempt: FoldAttempt, rank: int, labels: Labels) -> None:
     attempt.diverge("devices or shares that differ between ranks", axes or None)
 
 
-def are_alike(attempt: FoldAttempt, representatives: Iterable[int], labels: Labels) -> bool:
+def classes_are_alike(attempt: FoldAttempt, representatives: Iterable[int], labels: Labels) -> bool:
     """Return whether the ranks of every class are alike; if not, the attempt has noted along which axes."""
     try:
         for rank in representatives:

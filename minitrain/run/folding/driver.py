@@ -49,7 +49,7 @@ from minitrain.run.contention import slow_down
 from minitrain.run.device_memory import OutOfMemory, kinds_of_journals, watching_memory
 from minitrain.run.event_loops import rare_collections
 from minitrain.run.facts import trained_model_of
-from minitrain.run.folding.attempt import FoldAttempt, are_alike, labels_of
+from minitrain.run.folding.attempt import FoldAttempt, classes_are_alike, labels_of
 from minitrain.run.folding.expansion import SLOTS_OF_TENSORS, Expansion, FoldedRun, RankInClass
 from minitrain.run.folding.model import FoldedModel, model_of_class
 from minitrain.run.folding.per_rank_values import PerRankSet
@@ -237,7 +237,7 @@ class _Search(Generic[R]):
             attempt.needs_every_rank = True
             return attempt, None
         representatives = attempt.representatives()
-        if self.labels is not None and not are_alike(attempt, representatives, self.labels):
+        if self.labels is not None and not classes_are_alike(attempt, representatives, self.labels):
             return attempt, None
         return attempt, await _simulate_classes(self.prepared, attempt, representatives)
 

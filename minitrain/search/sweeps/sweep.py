@@ -198,7 +198,7 @@ def _of_python(value: Any) -> Any:
 _BEGIN = b'{"key": '
 
 
-def read_rows(path: Path) -> dict[str, Row]:
+def read_results(path: Path) -> dict[str, Row]:
     """Return the rows of a results file by key; none where there is no file yet.
 
     Raises:
@@ -470,7 +470,7 @@ class Sweep:
     time_limit_s: float | None = None
 
     def __post_init__(self) -> None:
-        known = {} if self.results is None else read_rows(self.results)
+        known = {} if self.results is None else read_results(self.results)
         self._known = {key: row for key, row in known.items() if not _may_do_better(row, self.time_limit_s)}
         self._order: dict[str, Configuration] = {}
         self._places: dict[str, int] = {}  # by key: where the grid has it first

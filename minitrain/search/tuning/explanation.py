@@ -146,12 +146,12 @@ class _TurnSearch:
 
     def at(self, factor: float) -> TurningPoint | None:
         """Return which layout beats the winner when the price is multiplied by a factor; None where none does."""
-        times = step_times(self._contenders, self._change(self._system, factor))
+        times = times_on(self._contenders, self._change(self._system, factor))
         best = min(range(len(times)), key=lambda place: (times[place], place))
         return TurningPoint(self._name, factor, best, times[best], times[0]) if times[best] < times[0] else None
 
 
-def step_times(contenders: Sequence[Candidate], system: SystemConfig) -> list[float]:
+def times_on(contenders: Sequence[Candidate], system: SystemConfig) -> list[float]:
     """Return the step times of layouts on another machine, s; infinity for what cannot run there."""
     before = contenders[0].problem
     problem = replace(before, hardware=system)

@@ -34,7 +34,7 @@ from minitrain.run.strategy_loading import Strategy
 from minitrain.search.sweeps.batches import SharedByBatch, Workers, key_of, result_of
 from minitrain.search.sweeps.executors import first_done, workers_of
 from minitrain.search.sweeps.own_processes import TimeLimitError, WorkerLostError, run_within
-from minitrain.search.sweeps.sweep import read_rows, writing
+from minitrain.search.sweeps.sweep import read_results, writing
 from minitrain.search.tuning.bounds import Bound, bound_of, least_times
 from minitrain.search.tuning.layouts import Columns, Pipeline, Structure
 from minitrain.search.tuning.problem import Candidate, Machine, TuningProblem
@@ -491,7 +491,7 @@ class Search:
         Args:
             choose: yields parts of what is missing, and finds their rows in `rows` when it goes on; all of it if None.
         """
-        self._known = {} if self.results is None else read_rows(self.results)
+        self._known = {} if self.results is None else read_results(self.results)
         with writing(self.results) as self._write, contextlib.ExitStack() as self._opened:
             missing = list(self._missing())
             try:

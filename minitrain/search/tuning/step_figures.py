@@ -47,7 +47,7 @@ _NEVER = -np.inf
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Steps:
+class StepTimes:
     """The steps of some layouts, an entry each.
 
     Args:
@@ -59,13 +59,13 @@ class Steps:
     busy_s: Floats
 
 
-def steps_of(columns: Columns) -> Steps:
+def steps_of(columns: Columns) -> StepTimes:
     """Return the steps of layouts of one structure."""
     return _Clocks(columns).run()
 
 
 @dataclass(frozen=True, slots=True)
-class Spending:
+class StepParts:
     """The step of one layout, and where its time goes at the place that computes longest.
 
     Args:
@@ -88,13 +88,13 @@ class Spending:
         return self.step_time - self.forward_s - self.backward_s - self.update_s - self.waiting_s
 
 
-def spending_of(columns: Columns) -> Spending:
+def step_parts_of(columns: Columns) -> StepParts:
     """Return where the time of the step of the first layout goes."""
     computing = [_computing(columns, place) for place in range(columns.pp)]
     busiest = max(range(columns.pp), key=lambda place: sum(computing[place]))
     clocks = _Clocks(columns, busiest)
     step_time = float(clocks.run().step_time[0])
-    return Spending(step_time, *computing[busiest], max(0.0, step_time - clocks.at_work()))
+    return StepParts(step_time, *computing[busiest], max(0.0, step_time - clocks.at_work()))
 
 
 def _computing(columns: Columns, place: int) -> tuple[float, float, float]:
@@ -140,7 +140,7 @@ class _Clocks:
         self._taken = columns.taken if columns.contention and columns.taken.any() else None
         self._shared = [] if self._taken is None else [*map(columns.shared, self._messages)]
 
-    def run(self) -> Steps:
+    def run(self) -> StepTimes:
         """Take the steps of all places."""
         columns = self._columns
         begin = self._load()
@@ -157,7 +157,7 @@ class _Clocks:
         waited: Any = sum(ends - time + wait for time, wait in zip(self._time, self._waited, strict=True))
         strides, steps = columns.wide([layout.stride for layout in columns.layouts]), ends - begin
         busy = strides * (columns.pp * steps - waited)
-        return Steps(steps[: columns.count], busy[: columns.count])
+        return StepTimes(steps[: columns.count], busy[: columns.count])
 
     def at_work(self) -> float:
         """Return how long the traced place computes or communicates, once all have taken their steps, s."""

@@ -8,7 +8,7 @@ import pytest
 
 import minitrain as mt
 from minitrain.machine.config import load_config
-from minitrain.search.tuning.explanation import TuningExplanation, knobs, step_times
+from minitrain.search.tuning.explanation import TuningExplanation, knobs, times_on
 from minitrain.search.tuning.tune import Tuning
 from tests.search.tuning.models import SMALL
 
@@ -73,7 +73,7 @@ def test_a_device_with_twice_the_arithmetic_and_memory_bandwidth_takes_half_as_l
 
 
 def test_without_a_change_layouts_take_what_they_took(explained: TuningExplanation) -> None:
-    times = step_times([one.candidate for one in explained.contenders], load_config("h100_80g_nvl8"))
+    times = times_on([one.candidate for one in explained.contenders], load_config("h100_80g_nvl8"))
     assert times == [one.step_time_s for one in explained.contenders]
 
 
