@@ -461,7 +461,7 @@ def _of_named(row: Row) -> dict[str, Any]:
         fields |= {"latent": found.latent, "head_dim": found.head_dim, "num_kv_heads": found.num_kv_heads}
     if found.window is not None:
         layers = [layer for layer in found.window_layers if layer < row.count("n_layers")]
-        fields |= {"window": found.window, "window_layers": layers}
+        fields |= {"window": found.window, "window_layers": layers, "chunked_windows": found.chunked_windows}
     names = _UNTOLD if "bias" in row.words("mlp").facts else (*_UNTOLD, *_BIASES)
     return fields | {name: getattr(found, name) for name in names}
 
