@@ -23,7 +23,7 @@ from minitrain.operations.computations import COMPUTATIONS
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 from minitrain.tensors.fields import OnHost
 from minitrain.tensors.index_sets import SequencePart, overlapping_shards, ranges
-from minitrain.tensors.kinds import LocalWeight
+from minitrain.tensors.kinds import LocalWeight, shard_fault
 from minitrain.tensors.placed import (
     COPIES,
     OF_ATTENTION,
@@ -184,7 +184,7 @@ def require_stored(model: RankState, op: str, name: str, value: Any) -> None:
     if not model.holds(value):
         rule = (
             f"{name} must be in one of the rank's stores, so that its memory counts, got {describe(value)}; "
-            "put it in a dict of model.storage()"
+            "put it in a dict of model.storage(), and take it out after the call"
         )
         raise broken(model, op, rule, value.layer, value=value)
 
@@ -419,9 +419,11 @@ def load(model: RankState, layer: Any, shard: Any, num_shards: Any) -> None:
     if isinstance(layer, bool) or not isinstance(layer, int) or not 0 <= layer < model.num_layers:
         rule = f"layer must be an int in 0..{model.num_layers - 1}, got {layer!r:.80}"
         raise broken(model, "load_weights", rule, layer)
-    if not (isinstance(shard, int) and isinstance(num_shards, int) and 0 <= shard < num_shards):
-        rule = f"shard must lie in 0..num_shards-1, got shard {shard!r} of {num_shards!r}"
-        raise broken(model, "load_weights", rule, layer)
+    are_numbers = isinstance(shard, int | float) and isinstance(num_shards, int | float)
+    strange = f"shard must be one of num_shards, both whole numbers, got {shard!r} of {num_shards!r}"
+    fault = shard_fault(shard, num_shards) if are_numbers else strange
+    if fault:
+        raise broken(model, "load_weights", fault, layer)
     _require_rows(model, "load_weights", layer, num_shards)
 
 

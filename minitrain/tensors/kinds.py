@@ -351,9 +351,15 @@ class Sharded(Tensor, Generic[O]):
                 f"{self.num_shards}; all_gather it first",
                 layer=self.layer,
             )
-        if not 0 <= shard < num_shards:
-            rule = f"shard must lie in 0..num_shards-1, got shard {shard} of {num_shards} (layer {self.layer})"
-            raise LawError(rule, layer=self.layer)
+        if fault := shard_fault(shard, num_shards):
+            raise LawError(f"{fault} (layer {self.layer})", layer=self.layer)
+
+
+def shard_fault(shard: Any, num_shards: Any) -> str:
+    """Return what is wrong with a shard out of some number of them; "" if nothing is."""
+    if isinstance(shard, float) or isinstance(num_shards, float):
+        return f"shard and num_shards must be whole numbers, got shard {shard} of {num_shards}; divide by // for these"
+    return "" if 0 <= shard < num_shards else f"shard must lie in 0..num_shards-1, got shard {shard} of {num_shards}"
 
 
 class Passage:

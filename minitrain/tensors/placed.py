@@ -65,6 +65,7 @@ from minitrain.tensors.kinds import (
     passage_of,
     require_disjoint,
     require_same,
+    shard_fault,
     sharded,
     summed,
 )
@@ -421,8 +422,8 @@ def piece_of(value: Activation | ActivationGrad, piece: Any, num_pieces: int) ->
     """
     if type(value) not in _SHARD_KIND and not in_context(value):
         raise LawError(f"only a complete activation or gradient is cut along the sequence, got {value!r}", value=value)
-    if not 0 <= piece < num_pieces:
-        raise LawError(f"shard must lie in 0..num_shards-1, got shard {piece} of {num_pieces}", layer=value.layer)
+    if fault := shard_fault(piece, num_pieces):
+        raise LawError(fault, layer=value.layer)
     return of_sequence(value, value.sequence.with_pieces(singleton(piece), num_pieces))
 
 

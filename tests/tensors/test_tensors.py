@@ -79,6 +79,9 @@ def test_only_a_complete_tensor_can_be_sharded(tensor: Any) -> None:
     for shard in (-1, 4):
         with pytest.raises(LawError, match=rf"shard must lie in 0\.\.num_shards-1, got shard {shard} of 4"):
             tensor.shard(shard, 4)
+    for quotients in ((0, 2.0), (1.0, 2)):
+        with pytest.raises(LawError, match=r"must be whole numbers, got .*; divide by //"):
+            tensor.shard(*quotients)
 
 
 def test_gradients_add_to_the_samples_of_both() -> None:
