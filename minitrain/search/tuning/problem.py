@@ -124,6 +124,11 @@ class Machine:
         return bool(getattr(self.model, "moe_layers", ()))
 
     @property
+    def is_of_tpus(self) -> bool:
+        """Whether its devices are TPUs."""
+        return self.sheets[0] is not None and self.sheets[0].device_class == "tpu"
+
+    @property
     def node_size(self) -> int:
         """Ranks of the smallest tier of the network."""
         return int(min((tier.size for tier in self.predictor.system.networks), default=1))
@@ -241,13 +246,13 @@ _SWITCH = (False, True)
 
 def _of_megatron(machine: Machine) -> dict[str, Sequence[Any]]:
     """Return the axes of `megatron`."""
-    world_size, num_layers = machine.problem.world_size, num_blocks(machine)
+    world_size = machine.problem.world_size
     if machine.has_experts:
         return _of_megatron_with_experts(machine)
     return {
         "tp": [size for size in (1, 2, 4, 8) if size <= machine.node_size and world_size % size == 0],
         "cp": [size for size in divisors(world_size) if size == 1 or size * _LEAST_TOKENS <= machine.workload.seq_len],
-        "pp": [size for size in divisors(world_size) if size == 1 or size <= num_layers // 2],
+        "pp": _stages(machine),
         "num_chunks": _CHUNKS,
         "microbatch_size": _microbatches(machine),
         "zero": (0, 1),
@@ -256,6 +261,16 @@ def _of_megatron(machine: Machine) -> dict[str, Sequence[Any]]:
         "overlap_replicas": _SWITCH,
         "overlap_parts": _SWITCH,
     }
+
+
+def _stages(machine: Machine) -> list[int]:
+    """Return the usual sizes of pipelines, of which a stage has two layers at least.
+
+    TPUs have none: MaxText, Levanter and Pax divide layers and data there, and no measured run has stages.
+    """
+    if machine.is_of_tpus:
+        return [1]
+    return [size for size in divisors(machine.problem.world_size) if 2 * size <= max(2, num_blocks(machine))]
 
 
 def _of_megatron_with_experts(machine: Machine) -> dict[str, Sequence[Any]]:
@@ -268,7 +283,7 @@ def _of_megatron_with_experts(machine: Machine) -> dict[str, Sequence[Any]]:
     sizes, num_experts = divisors(machine.problem.world_size), machine.model.num_experts
     return {
         "tp": (1,),
-        "pp": [size for size in sizes if 2 * size <= num_blocks(machine)],
+        "pp": _stages(machine),
         "ep": [size for size in sizes if num_experts % size == 0 and num_experts // size <= _MOST_EXPERTS],
         "num_chunks": (1, 4, 8),
         "microbatch_size": (1,),
@@ -321,7 +336,7 @@ def _of_deepseek_like(machine: Machine) -> dict[str, Sequence[Any]]:
     """Return the axes of `deepseek_like`."""
     sizes, num_experts = divisors(machine.problem.world_size), machine.model.num_experts
     return {
-        "pp": [size for size in sizes if 2 * size <= num_blocks(machine)],
+        "pp": _stages(machine),
         "ep": [size for size in sizes if num_experts % size == 0],
         "microbatch_size": [size for size in _microbatches(machine) if size <= _MOST_WITH_EXPERTS],
         "zero": (1,),

@@ -200,7 +200,8 @@ def tune(
         precision: of a transformer, as `simulate` takes it; a list searches several.
         objective: what is wanted: "step_time", "tokens_per_second", "tokens_per_dollar" or "energy".
         strategies: what is searched, shipped names or one's own; those that suit the workload if None.
-        space: values by option, in the place of the usual ones: `{"tp": [8], "recompute": ["none", "full"]}`.
+        space: values by option, in the place of the usual ones: `{"tp": [8], "recompute": ["none", "full"]}`. On TPUs
+            usual layouts have no stages; give values for "pp".
         head_room: the share of the devices' memory that must stay free beside all that is known to be held.
         min_microbatches: the fewest microbatches that a pipeline may have.
         prune: "none" prices everything; "best" leaves out what is worse for sure than the best one known; "front"

@@ -92,6 +92,18 @@ def test_longer_rings_take_further_steps_like_the_last(seq_len: int) -> None:
         assert figures.needed_memory_bytes == pytest.approx(run.needed_memory_bytes, rel=0.02)
 
 
+def test_layers_are_put_into_stages_on_tpus_only_where_asked() -> None:
+    of = TuningProblem(SMALL, "tpu_v5p", 16, 16, {}).by("megatron")
+
+    def stages(space: dict[str, Any]) -> set[int]:
+        return {
+            one.options["pp"] for one in candidates("megatron", of.machine, axes_of("megatron", of.machine, space), 1)
+        }
+
+    assert stages({}) == {1}
+    assert stages({"pp": [1, 2]}) == {1, 2}
+
+
 def test_long_sequences_are_divided_among_ranks() -> None:
     of = TuningProblem(replace(SMALL, seq_len=32768), "h100_80g_nvl8", 16, 4, {}).by("megatron")
     found = list(candidates("megatron", of.machine, axes_of("megatron", of.machine, {}), 1))
