@@ -131,15 +131,29 @@ class Muon:
 
     def step(self, weight: Array, grad: Array, state: Array, count: int) -> tuple[Array, Array]:
         """Return weight and state after a step; see `Adam.step`."""
-        after, moments = self.adam.step(weight, grad, state, count)
-        for first, shape in self.matrices:
-            here = slice(first, first + prod(shape))
-            momentum = self.decay * state[0, here] + (1 - self.decay) * grad[here]
-            ahead = (1 - self.decay) * grad[here] + self.decay * momentum
-            rate = self.rate * max(1, shape[-1] / shape[-2]) ** 0.5
-            after[here] = weight[here] - rate * orthogonalised(ahead.reshape(shape)).ravel()
-            moments[0, here], moments[1, here] = momentum, 0
+        after, moments = weight.copy(), state.copy()
+
+        def move_rest(here: slice) -> None:
+            after[here], moments[:, here] = self.adam.step(weight[here], grad[here], state[:, here], count)
+
+        self.move(after, grad, moments, move_rest)
         return after, moments
+
+    def move(self, weight: Any, grad: Any, state: Any, move_rest: Callable[[slice], None]) -> None:
+        """Take a step in place, of arrays of NumPy or of torch; what lies between matrices is left to a function."""
+        last = 0
+        for first, shape in (*self.matrices, (len(weight), (0, 0))):
+            here = slice(first, first + prod(shape))
+            if first > last:
+                move_rest(slice(last, first))
+            if shape[-1]:
+                momentum, found = state[0, here], grad[here]
+                momentum *= self.decay
+                momentum += (1 - self.decay) * found
+                ahead = (1 - self.decay) * found + self.decay * momentum
+                rate, own = self.rate * max(1, shape[-1] / shape[-2]) ** 0.5, weight[here]
+                own -= rate * orthogonalised(ahead.reshape(shape)).reshape(-1)
+            last = here.stop
 
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
@@ -187,38 +201,39 @@ class Adafactor:
 
     def step(self, weight: Array, grad: Array, state: Array, count: int) -> tuple[Array, Array]:
         """Return weight and state after a step; see `Adam.step`."""
-        after, moments, beta = weight.copy(), np.zeros_like(state), 1 - count**-self.decay
-        rate = min(self.rate, count**-0.5)
-        for first, shape in self.weights:
-            here, squares = slice(first, first + prod(shape)), grad[first : first + prod(shape)].reshape(shape) ** 2
-            old, now = state[0, here], factors(squares + self.epsilon)
-            kept = beta * old[: now.size] + (1 - beta) * now
-            moments[0, first : first + now.size] = kept
-            moved = grad[here] / np.sqrt(second_moments(kept, shape)).ravel()
-            size = max(self.least, np.sqrt(np.mean(weight[here] ** 2)))
-            after[here] -= rate * size * moved / max(1.0, np.sqrt(np.mean(moved**2)))
+        after, moments = weight.copy(), state.copy()
+        self.move(after, grad, moments[0], count)
         return after, moments
 
+    def move(self, weight: Any, grad: Any, state: Any, count: int) -> None:
+        """Take a step in place, of arrays of NumPy or of torch; of a matrix, sums of rows and of columns are kept."""
+        beta, rate = 1 - count**-self.decay, min(self.rate, count**-0.5)
+        for first, shape in self.weights:
+            here, start = slice(first, first + prod(shape)), first
+            found, own, kept = grad[here].reshape(shape), weight[here], []
+            second = found**2 + self.epsilon
+            for each in (second.sum(-1), second.sum(-2)) if _is_factored(shape) else (second,):
+                faded = state[start : start + prod(each.shape)]
+                faded *= beta
+                faded += (1 - beta) * each.reshape(-1)
+                kept.append(faded.reshape(each.shape))
+                start += prod(each.shape)
+            second = kept[0]
+            if len(kept) > 1:
+                rows, columns = kept
+                second = (rows / rows.sum(-1, keepdims=True))[..., None] * columns[..., None, :]
+            moved = (found / second**0.5).reshape(-1)
+            own -= rate * _rms(own).clip(min=self.least) / _rms(moved).clip(min=1.0) * moved
 
-def is_factored(shape: tuple[int, ...]) -> bool:
+
+def _rms(values: Any) -> Any:
+    """Return the root mean square of some numbers."""
+    return (values**2).mean() ** 0.5
+
+
+def _is_factored(shape: tuple[int, ...]) -> bool:
     """Return whether Adafactor keeps sums of rows and columns, which must be fewer than the elements."""
     return len(shape) > 1 and shape[-2] * shape[-1] > shape[-2] + shape[-1]
-
-
-def factors(squares: Array) -> Array:
-    """Return what Adafactor keeps of a weight's squares, flat: sums of rows, then of columns; of a vector, all."""
-    if not is_factored(squares.shape):
-        return squares.ravel()
-    return np.concatenate([squares.sum(-1).ravel(), squares.sum(-2).ravel()])
-
-
-def second_moments(kept: Array, shape: tuple[int, ...]) -> Array:
-    """Return the second moments that Adafactor takes for those of a weight."""
-    if not is_factored(shape):
-        return kept.reshape(shape)
-    num_rows = prod(shape[:-1])
-    rows, columns = kept[:num_rows].reshape(shape[:-1]), kept[num_rows:].reshape(*shape[:-2], shape[-1])
-    return np.asarray((rows / rows.sum(-1, keepdims=True))[..., None] * columns[..., None, :])
 
 
 Optimizer = Adam | Momentum | Muon | Adafactor

@@ -21,7 +21,7 @@ from torch.optim.adam import adam
 from minitrain.engine.observers import Computed
 from minitrain.engine.placed_passes import mode_of
 from minitrain.errors import LawError, UsageError
-from minitrain.proof.arithmetic import Adafactor, Averaged, Momentum, Muon, Optimizer, is_factored, orthogonalised
+from minitrain.proof.arithmetic import Adafactor, Averaged, Momentum, Muon, Optimizer
 from minitrain.proof.units import WHOLE, Part
 from minitrain.tensors import WeightGrad
 from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart
@@ -514,10 +514,13 @@ def take_step(
         state[-1].lerp_(weight, 1 - optimizer.decay)
         return
     if isinstance(optimizer, Muon):
-        _move_matrices(optimizer, weight, grad, state, count)
+        adam_of = optimizer.adam
+        optimizer.move(
+            weight, grad, state, lambda here: take_step(adam_of, weight[here], grad[here], state[:, here], count)
+        )
         return
     if isinstance(optimizer, Adafactor):
-        _move_by_factors(optimizer, weight, grad, state[0], count)
+        optimizer.move(weight, grad, state[0], count)
         return
     if isinstance(optimizer, Momentum):
         state[0].mul_(optimizer.decay).add_(grad)
@@ -528,47 +531,3 @@ def take_step(
         fused=True, amsgrad=False, beta1=optimizer.beta1, beta2=optimizer.beta2, lr=optimizer.rate, weight_decay=0.0,
         eps=optimizer.epsilon, maximize=False,
     )  # fmt: skip
-
-
-def _move_matrices(optimizer: Muon, weight: torch.Tensor, grad: torch.Tensor, state: torch.Tensor, count: int) -> None:
-    """Take Muon's step in place: of matrices, and Adam's of what lies between them."""
-    last = 0
-    for first, shape in (*optimizer.matrices, (weight.numel(), (0, 0))):
-        if first > last:
-            rest = slice(last, first)
-            take_step(optimizer.adam, weight[rest], grad[rest], state[:, rest], count)
-        here = slice(first, first + prod(shape))
-        if shape[-1]:
-            momentum, found = state[0, here], grad[here]
-            momentum.lerp_(found, 1 - optimizer.decay)
-            ahead = found.lerp(momentum, optimizer.decay).view(shape)
-            rate = optimizer.rate * max(1, shape[-1] / shape[-2]) ** 0.5
-            weight[here].sub_(orthogonalised(ahead).reshape(-1), alpha=rate)
-        last = here.stop
-
-
-def _move_by_factors(
-    optimizer: Adafactor, weight: torch.Tensor, grad: torch.Tensor, state: torch.Tensor, count: int
-) -> None:
-    """Take Adafactor's step in place."""
-    beta, rate = 1 - count**-optimizer.decay, min(optimizer.rate, count**-0.5)
-    for first, shape in optimizer.weights:
-        here = slice(first, first + prod(shape))
-        found, own = grad[here].view(shape), weight[here]
-        second = found.square().add_(optimizer.epsilon)
-        if is_factored(shape):
-            sums = torch.cat([second.sum(-1).view(-1), second.sum(-2).view(-1)])
-            kept = state[first : first + sums.numel()].lerp_(sums, 1 - beta)
-            rows, columns = kept.split([prod(shape[:-1]), sums.numel() - prod(shape[:-1])])
-            rows = rows.view(*shape[:-1], 1)
-            second = rows / rows.sum(-2, keepdim=True) * columns.view(*shape[:-2], 1, shape[-1])
-        else:
-            second = state[here].lerp_(second.view(-1), 1 - beta).view(shape)
-        moved = (found / second.sqrt()).view(-1)
-        length = rms(own).clamp(min=optimizer.least) / rms(moved).clamp(min=1.0)
-        own.sub_(moved.mul_(length), alpha=rate)
-
-
-def rms(values: torch.Tensor) -> torch.Tensor:
-    """Return the root mean square of some numbers."""
-    return values.square().mean().sqrt()
