@@ -225,7 +225,7 @@ class RankState:
         if self.follows_tensors:
             enable_annotations()
         self._rows = self._log._rows
-        self._whole_batches = whole_batches_of(self._transport, global_batch_size)
+        self._whole_batches = _shared_by(self._transport).whole_batches[global_batch_size]
         self.launching = False  # while an operation is submitted by `launch`
         self._chains: Any = None  # `Chains`, once an operation was given the result of a launched one
         self._in_flight: dict[Any, None] = {}  # launched operations that nobody has awaited yet
@@ -509,8 +509,3 @@ def remembered_of(predictor: Predictor, transport: Any) -> Remembered:
     if found is None:
         found = prices[id(predictor)] = Remembered(predictor)
     return found
-
-
-def whole_batches_of(transport: Any, global_batch_size: int) -> dict[int, frozenset[int]]:
-    """Return the sets that are known to hold every sample, by identity, which models on a transport share."""
-    return _shared_by(transport).whole_batches[global_batch_size]

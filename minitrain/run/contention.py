@@ -201,22 +201,14 @@ def require_contention(value: object) -> None:
         )
 
 
-def with_contention(logs: Sequence[EventLog], lowest_of: Callable[[int], int] = int) -> list[EventLog]:
-    """Time a finished run again, with computing slowed down by the communication beside it.
+def slow_down(models: Sequence[Any], lowest_of: Callable[[int], int] = int) -> None:
+    """Give ranks that have ended the log and the clock that they have where communication slows computing down.
 
     Args:
-        logs: the log of each rank, or of the lowest rank of each class whose ranks do the same.
+        models: those of the ranks, or of the lowest rank of each class whose ranks do the same.
         lowest_of: returns the lowest rank of a rank's class.
-
-    Returns:
-        The same events with new times; compute events last as long as they really take.
     """
-    return Retiming(logs, lowest_of).run()
-
-
-def slow_down(models: Sequence[Any], lowest_of: Callable[[int], int] = int) -> None:
-    """Give ranks that have ended, or the lowest of each class, the log and the clock that they have with contention."""
-    logs = with_contention([model._log for model in models], lowest_of)
+    logs = Retiming([model._log for model in models], lowest_of).run()
     for model, log in zip(models, logs, strict=True):
         model._log, model._rows = log, log._rows
         ends = (

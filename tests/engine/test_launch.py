@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.errors import StrategyError, TensorTypeError
 from minitrain.lib import Activation, Model, Weight, WeightGrad
-from minitrain.run.analysis.retiming import what_if
+from minitrain.run.analysis.retiming import make_graph, steps_without
+from minitrain.run.analysis.timeline import as_timeline
 
 Ranks = Callable[..., list[Any]]
 Loops = Callable[[int], Callable[[], asyncio.AbstractEventLoop]]
@@ -408,7 +409,7 @@ def test_all_ways_to_time_a_run_know_the_interface(tmp_path: Any) -> None:
     slow = mt.simulate(sends_to_all(), slowdown={0: 2.0}, **sizes)
     priced = mt.price(sends_to_all(), vary={"slowdown": [{0: 1.0}, {0: 2.0}]}, **sizes)
     assert priced.step_time.tolist() == pytest.approx([run.step_time, slow.step_time], rel=1e-12)
-    assert what_if(run.logs, ()) == pytest.approx(run.step_time, rel=1e-12)
+    assert steps_without(make_graph(as_timeline(run.logs)), [()]) == pytest.approx([run.step_time], rel=1e-12)
     assert mt.simulate(sends_to_all(), contention=True, **sizes).step_time == pytest.approx(run.step_time, rel=1e-12)
     run.save(tmp_path / "run.jsonl")
     again = mt.load_run(tmp_path / "run.jsonl")

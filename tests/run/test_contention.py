@@ -9,7 +9,7 @@ from minitrain.errors import UsageError
 from minitrain.machine.given_durations import Calibration, Line
 from minitrain.machine.price import Price
 from minitrain.operations import Event
-from minitrain.run.contention import _Lane, _taken, with_contention
+from minitrain.run.contention import Retiming, _Lane, _taken
 from minitrain.run.parameters import RunParameters
 
 USAGE = 0.15  # of the H100 server's NVLink tier, see its config
@@ -133,7 +133,7 @@ def test_computing_takes_from_a_transfer_where_its_price_says_so(gather_s: float
 def test_the_runs_own_logs_stay_as_they_were() -> None:
     run = mt.simulate("ddp_overlap", num_layers=4, global_batch_size=8)
     before = [list(log) for log in run.logs]
-    with_contention([model.log for model in run.models])
+    Retiming([model.log for model in run.models]).run()
     assert [list(log) for log in run.logs] == before
 
 

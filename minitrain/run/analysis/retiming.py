@@ -57,7 +57,7 @@ import numpy as np
 from minitrain.errors import UsageError
 from minitrain.operations import COLLECTIVES, COMM, COMMUNICATIONS, RECV, SEND
 from minitrain.run.analysis.breakdown import are_alike
-from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Timeline, Trace, as_timeline
+from minitrain.run.analysis.timeline import NONE, Bools, Floats, Ints, Timeline, as_timeline
 from minitrain.run.event_loops import rare_collections
 
 
@@ -704,21 +704,7 @@ def retimed_events(graph: Graph, durations: Floats) -> tuple[Floats, Floats]:
     return times[program.submitted].reshape(durations.shape), times[program.begin].reshape(durations.shape)
 
 
-def what_if(trace: Trace | Graph, free: Collection[str]) -> float:
-    """Return the step time if all operations of some types took no time.
-
-    Args:
-        trace: one log a rank, columns, or their graph.
-        free: types of operations, such as "all_gather".
-
-    Returns:
-        The step time, s.
-    """
-    graph = trace if isinstance(trace, Graph) else make_graph(as_timeline(trace))
-    return _steps(graph, [free])[0]
-
-
-def _steps(graph: Graph, classes: Sequence[Collection[str]]) -> list[float]:
+def steps_without(graph: Graph, classes: Sequence[Collection[str]]) -> list[float]:
     """Return the step time if all operations of one class took no time, s, for each class."""
     line = graph.timeline
     durations = [np.where(line.of_types(free) & ~line.loading, 0.0, line.duration) for free in classes]
@@ -738,7 +724,7 @@ def what_ifs(graph: Graph) -> Mapping[str, float]:
         classes["messages"] = {SEND, RECV}
     if typs & set(COMMUNICATIONS):
         classes["all communication"] = typs & set(COMMUNICATIONS)
-    found = dict(zip(classes, _steps(graph, list(classes.values())), strict=True))
+    found = dict(zip(classes, steps_without(graph, list(classes.values())), strict=True))
     return dict(sorted(found.items(), key=lambda item: (item[1], item[0])))
 
 

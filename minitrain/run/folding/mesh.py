@@ -22,18 +22,6 @@ from minitrain.run.folding.attempt import FoldAttempt, in_engine
 from minitrain.run.folding.per_rank_values import PerRankInt, per_rank
 
 
-def groups_by_shape(attempt: FoldAttempt, nodes: RankNodes, rank: int, axes: frozenset[str]) -> list[Sequence[int]]:
-    """Return groups that stand for those of all ranks of a class, that of the lowest rank first.
-
-    Args:
-        attempt: how ranks are folded.
-        nodes: where ranks sit.
-        rank: the class's lowest rank.
-        axes: folded axes along which the members of a group differ.
-    """
-    return nodes.one_of_each_shape(_members(attempt, rank, axes), _steps_across(attempt, axes).values())
-
-
 def require_same_price(
     attempt: FoldAttempt,
     nodes: RankNodes,
@@ -127,18 +115,19 @@ class FoldedGroup(Group):
         kept: those of its axes along which classes differ.
     """
 
-    __slots__ = ("_index", "_lowest_rank", "_stream", "attempt", "axes", "kept")
+    __slots__ = ("_index", "_stream", "attempt", "axes", "kept", "lowest_rank")
 
     def __init__(self, attempt: FoldAttempt, axes: frozenset[str], rank: int, nodes: RankNodes | None = None) -> None:
         self.attempt = attempt
         self.axes = axes
         self.kept = axes & attempt.kept
-        self._lowest_rank = rank
+        self.lowest_rank = rank
         size = prod(attempt.axes[axis] for axis in axes)
         is_world = size == attempt.world_size
         shapes: Sequence[Sequence[int]] = [range(size)]
         if nodes is not None:
-            shapes = groups_by_shape(attempt, nodes, self.lowest_class(), axes)
+            members, across = _members(attempt, self.lowest_class(), axes), _steps_across(attempt, axes)
+            shapes = nodes.one_of_each_shape(members, across.values())
         self.communicator: Any = FoldedCommunicator(shapes, is_world=is_world)
         self._index = self._indices()
         self._stream = _stream(attempt, self.lowest_class(), axes, is_world=is_world)
@@ -146,8 +135,8 @@ class FoldedGroup(Group):
     def lowest_class(self) -> int:
         """Return the lowest rank of the lowest class that the groups have members of."""
         strides, axes = self.attempt.strides, self.attempt.axes
-        return self._lowest_rank - sum(
-            self._lowest_rank // strides[axis] % axes[axis] * strides[axis] for axis in self.kept
+        return self.lowest_rank - sum(
+            self.lowest_rank // strides[axis] % axes[axis] * strides[axis] for axis in self.kept
         )
 
     def _indices(self) -> Any:
@@ -155,14 +144,10 @@ class FoldedGroup(Group):
         index, stride, slopes = 0, 1, {}
         for axis, size in reversed(self.attempt.axes.items()):
             if axis in self.axes:
-                index += self._lowest_rank // self.attempt.strides[axis] % size * stride
+                index += self.lowest_rank // self.attempt.strides[axis] % size * stride
                 slopes[axis] = stride
                 stride *= size
         return per_rank(self.attempt, index, slopes)
-
-    def is_of_class(self, rank: int) -> bool:
-        """Return whether it is the group as the class of a lowest rank sees it."""
-        return self._lowest_rank == rank
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
@@ -172,7 +157,7 @@ class FoldedGroup(Group):
     @property
     def rank(self) -> Any:  # type: ignore[override]
         """The rank whose group it is, a number for each rank of the class."""
-        return per_rank(self.attempt, self._lowest_rank, self.attempt.strides)
+        return per_rank(self.attempt, self.lowest_rank, self.attempt.strides)
 
     @property
     def index(self) -> Any:  # type: ignore[override]
@@ -183,7 +168,7 @@ class FoldedGroup(Group):
     def ranks(self) -> Any:
         """The members, where they are the same for all ranks."""
         self._require_same("the ranks of a group")
-        return tuple(members_along(self.attempt, self._lowest_rank, self.axes))
+        return tuple(members_along(self.attempt, self.lowest_rank, self.axes))
 
     @property
     def stream(self) -> Stream:  # type: ignore[override]
@@ -209,7 +194,7 @@ class GroupOfEnds(FoldedGroup):
     def __init__(self, attempt: FoldAttempt, axis: str, rank: int, nodes: RankNodes | None = None) -> None:
         self.attempt = attempt
         self.axes = self.kept = frozenset([axis])
-        self._lowest_rank = rank
+        self.lowest_rank = rank
         ends = ends_along(attempt, rank, axis)
         across = _steps_across(attempt, self.axes).values()
         shapes = [range(2)] if nodes is None else nodes.one_of_each_shape(ends, across)
@@ -220,14 +205,14 @@ class GroupOfEnds(FoldedGroup):
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
         """Distance of the classes that meet, and their number."""
-        first, last = ends_along(self.attempt, self._lowest_rank, *self.axes)
+        first, last = ends_along(self.attempt, self.lowest_rank, *self.axes)
         return ((last - first, 2),)
 
     @property
     def ranks(self) -> Any:
         """The members, where they are the same for all ranks."""
         self._require_same("the ranks of a group")
-        return ends_along(self.attempt, self._lowest_rank, *self.axes)
+        return ends_along(self.attempt, self.lowest_rank, *self.axes)
 
 
 def _stream(attempt: FoldAttempt, lowest_rank: int, axes: frozenset[str], *, is_world: bool) -> Stream:

@@ -401,7 +401,7 @@ class FoldedModel(Model):
             return self._all_ranks
         named = group if isinstance(group, Group) else self.group(group)
         assert isinstance(named, FoldedGroup)  # the model makes all of them
-        return named if named.is_of_class(self._rank) else self._group_along(named.axes)
+        return named if named.lowest_rank == self._rank else self._group_along(named.axes)
 
     def _collective(self, op: str, v: Any, layer: int | None, group: Groupish, detail: Any = None) -> Operation:
         """Submit a collective and complete it at once: all ranks of the class do the same at the same time."""

@@ -140,12 +140,8 @@ class RingAttention(StepwiseAttention):
 
     def _pass_on(self, tensor: Any, *tag: Any) -> tuple[Any, Any]:
         """Send to the next rank of the ring, and receive from the one before."""
-        model, before, after = self._model, self._neighbour(-1), self._neighbour(+1)
+        model, before, after = self._model, self._division.neighbour(-1), self._division.neighbour(+1)
         return model.launch(model.send(after, tensor, tag=tag)), model.launch(model.receive(before, tag=tag))
-
-    def _neighbour(self, offset: int) -> int:
-        """Return another rank of the ring."""
-        return self._division.neighbour(offset)
 
 
 def _add(total: Any, more: Any) -> Any:
