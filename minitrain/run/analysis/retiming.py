@@ -72,7 +72,7 @@ def messages(timeline: Timeline) -> tuple[Ints, Ints]:
     received = numbered(timeline.peer[receives], timeline.rank[receives], timeline.tag[receives])
     rows = np.concatenate([sent, received])
     order = np.lexsort(rows.T[::-1])  # of two that are equal the send is the first
-    met = np.flatnonzero(np.all(rows[order[1:]] == rows[order[:-1]], axis=1))
+    met = np.flatnonzero(~np.any(rows[order[1:]] != rows[order[:-1]], axis=1))
     return sends[order[met]], receives[order[met + 1] - len(sends)]
 
 
