@@ -318,9 +318,11 @@ class Record(Kind):
 
     def _misspelt(self, value: Mapping[Any, Any], place: Place) -> Iterator[str]:
         """Yield a fault for each key that is nearly one of these."""
+        in_small_letters = {field.lower(): field for field in self.fields}
         for key in value:
             if isinstance(key, str) and key not in self.fields:
-                for close in get_close_matches(key, self.fields, 1, _ALIKE):
+                same = in_small_letters.get(key.lower())
+                for close in [same] if same else get_close_matches(key, self.fields, 1, _ALIKE):
                     yield f"{key_path((*place, key))}: expected a key that is known; did you mean {close}?"
 
     def _value(self, found: Mapping[tuple[str, ...], Any]) -> Any:

@@ -25,6 +25,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -36,6 +37,7 @@ from minitrain.workloads.mixers import LatentAttention, LinearAttention, SparseA
 from minitrain.workloads.shapes import Lora
 
 _ABSENT = object()
+_ALIKE = 0.85  # ratio of `difflib`: a letter or two
 
 _TABLES: Mapping[str, Any] = json.loads(files("minitrain.workloads").joinpath("hugging_face.json").read_text("utf-8"))
 _NO_BEARING: Mapping[str, list[str]] = _TABLES["no_bearing"]
@@ -206,9 +208,9 @@ class ConfigReader:
         known = self._read.union(_NO_BEARING["transformers"], _NO_BEARING.get(family, ()), ignore)
         for key in self._config:
             if key not in known:
-                self.faults[key] = (
-                    f"{key:.60} is not known for {family}: if it changes no shape, pass ignore=({key!r:.60},)"
-                )
+                close = get_close_matches(key[:60], self._read - self._config.keys(), 1, _ALIKE)
+                meant = f"did you mean {close[0]}?" if close else f"if it changes no shape, pass ignore=({key!r:.60},)"
+                self.faults[key] = f"{key:.60} is not known for {family}: {meant}"
 
 
 Fields = dict[str, Any]

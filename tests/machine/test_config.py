@@ -256,6 +256,7 @@ def test_files_of_the_field_load_unchanged(tmp_path: Path) -> None:
             "negative), found -3",
         ),
         ("mem1.usable_GIB", 3, "mem1.usable_GIB: expected a key that is known; did you mean usable_GiB?"),
+        ("mem1.Gbps", 3, "mem1.Gbps: expected a key that is known; did you mean GBps?"),
         ("networks.0.bandwith", 3, "networks[0].bandwith: expected a key that is known; did you mean bandwidth?"),
         ("matrix.float16.tflop", 3, "matrix.float16.tflop: expected a key that is known; did you mean tflops?"),
         ("networks.0.ops.my op", 3, 'networks[0].ops["my op"]: expected a row [scalar, offset], found 3'),

@@ -218,6 +218,15 @@ def test_an_unknown_key_can_be_passed_over() -> None:
     assert mt.Transformer.from_hf(config, ignore=["unsloth_version"]).num_parameters == 6_738_415_616
 
 
+def test_a_misspelt_key_is_told_with_the_one_that_is_meant() -> None:
+    config = {key.replace("hidden_layers", "hiden_layers"): value for key, value in LLAMA.items()}
+    said = (
+        r"num_hidden_layers is missing.*\n- num_hiden_layers is not known for llama: did you mean num_hidden_layers\?"
+    )
+    with pytest.raises(mt.UsageError, match=said):
+        mt.Transformer.from_hf(config)
+
+
 @pytest.mark.parametrize(
     ("family", "key", "value"),
     [
