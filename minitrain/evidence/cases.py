@@ -224,7 +224,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "schedule": "combined_1f1b" if _pairs_passes(row, framework, layout) else layout.schedule,
         "sequence_parallel": layout.sequence_parallel,
         "zero": zero,
-        "shard_size": layout.shard_size * layout.cp if zero > 1 and layout.shard_size < layout.dp else None,
+        "shard_size": layout.shard_size * layout.cp if zero and layout.shard_size < layout.dp else None,
         "layers_per_stage": layouts.unit_stages(_layers(model, framework, num_stages)),
         "overlap_replicas": zero != 2 and _overlaps(row, framework, layout),
         "overlap_messages": _overlaps_messages(row, framework, layout),

@@ -673,8 +673,6 @@ def _of_communication(row: Row, framework: Framework, layout: Layout, system: Sy
     rates = {"nics", "node_gbps", "gpu_gbps"}
     if layout.world_size > node and not is_torus and not row.words("inter_node").facts.keys() & rates:
         yield Assumption(f"rate between nodes not stated: that of {system.name}", "inter_node", _RATES)
-    if layout.zero == 1 and layout.shard_size < layout.dp:
-        yield Assumption(f"states that {layout.shard_size} ranks share: as shared by all replicas", is_open=True)
     if layout.zero >= 2 and layout.pp * layout.ep > 1:
         how = "once a step" if gathers_once(framework, layout) else "a layer ahead in each microbatch's passes"
         yield Assumption(f"zero {layout.zero} beside stages or experts: weights are gathered {how}", is_open=True)

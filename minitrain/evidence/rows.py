@@ -620,7 +620,7 @@ def _machine(name: str, node_size: int, interfaces: tuple[int, float] | None, *,
     inner, *outer = sorted(system.networks, key=lambda tier: tier.size)
     within = _switched(inner) if is_switched else inner
     within = replace(within, size=node_size)
-    tiers = [within, *(_with_interfaces(tier, node_size, interfaces) for tier in outer)]
+    tiers = [within, *(_with_interfaces(tier, inner.size, node_size, interfaces) for tier in outer)]
     return replace(system, networks=tuple(tiers))
 
 
@@ -637,9 +637,16 @@ def _of_all_ranks(curve: TransferCurve) -> TransferCurve:
     return replace(curve, bandwidths=((0.0, max(value for _, value in bandwidths)),))
 
 
-def _with_interfaces(tier: Network, node_size: int, interfaces: tuple[int, float] | None) -> Network:
+def _with_interfaces(tier: Network, usual_size: int, node_size: int, interfaces: tuple[int, float] | None) -> Network:
     """Return the tier between nodes with another number of interfaces."""
-    if interfaces is None:
-        return tier
-    num_nics, nic_GBps = interfaces
-    return replace(tier, bandwidth=num_nics * nic_GBps / node_size, nics=num_nics)
+    usual_GBps = tier.bandwidth * usual_size
+    if interfaces is not None:
+        num_nics, nic_GBps = interfaces
+        tier = replace(tier, bandwidth=num_nics * nic_GBps / node_size, nics=num_nics)
+    share = tier.bandwidth * node_size / usual_GBps
+    return replace(tier, curves={op: _with_wires(curve, share) for op, curve in tier.curves.items()})
+
+
+def _with_wires(curve: TransferCurve, share: float) -> TransferCurve:
+    """Return a curve of a group with a share of the wires, whose ring takes as long to begin its steps."""
+    return replace(curve, half_bytes=curve.half_bytes * share) if curve.half_ranks else curve

@@ -9,7 +9,7 @@ have, in the node that has fewest of them: of `nics` interfaces a node, shared e
 training step the groups beside a group do the same at the same time. That is at most what its ranks within a node reach
 among themselves. A ring through n ranks brings (n-1)/n of the bytes into each node, or 2 (n-1)/n for an all_reduce; a
 tree of N nodes brings 2 (N-1)/N, so that two nodes reach nearly twice the bus bandwidth of their interfaces. Half the
-bandwidth is reached at a size in proportion to the group's interfaces.
+bandwidth is reached at a size in proportion to the group's interfaces, and to its ranks where a curve says so.
 
 Curves between nodes are read from sweeps on two full nodes of eight, by what NCCL chose there: a tree for an
 all_reduce, a ring for the others. Another algorithm, or another number of ranks and nodes, takes longer or shorter by

@@ -18,7 +18,8 @@ ranks and S bytes (of the whole tensor), with f = 2 for all_reduce and 1 for the
     latency + latency_per_rank n + f (n-1)/n S / B(n) (1 + (half/S)^exponent)
 
 B is the bus bandwidth that nccl-tests prints; at S = half, half of it is reached. A message (p2p) takes latency + S / B
-(1 + (half/S)^exponent). B may depend on n, as it does where links do not form the same rings for every number of ranks.
+(1 + (half/S)^exponent). half may grow with n, as steps do that send 1/n of the bytes. B may depend on n, as it does
+where links do not form the same rings for every number of ranks.
 Between nodes B is a share of the network interfaces that a group's local ranks have together, and no more than what the
 ranks of a node reach among themselves. Left out: congestion, and how the switches beyond are wired.
 
@@ -84,6 +85,8 @@ class TransferCurve:
         efficiency: share of the wires that are reached: of one processor's into the tier, times the local ranks.
         half_bytes: the size at which half the bandwidth is reached; 0 where there is no saturation.
         exponent: how quickly it saturates.
+        half_ranks: the ranks of the group that half_bytes is of, where it grows in proportion to them, as steps of a
+            ring do that each send 1/n of the bytes; 0 where it does not.
     """
 
     latency: Annotated[float, SECONDS, "s"]
@@ -92,6 +95,7 @@ class TransferCurve:
     efficiency: Annotated[float, SHARE] = 1.0
     half_bytes: Annotated[float, NON_NEGATIVE, Key("half_MB", 1e6), "MB"] = 0.0
     exponent: Annotated[float, POSITIVE] = 1.0
+    half_ranks: Annotated[float, NON_NEGATIVE, "ranks"] = 0.0
 
     def bandwidth(self, num_ranks: int, wires: float) -> float:
         """Return the bus bandwidth of large transfers, in 1e9 bytes/s.
@@ -118,7 +122,8 @@ class TransferCurve:
             return start
         slowed_bytes = size_bytes  # S (1 + (half/S)^exponent), written so that no tiny S overflows
         if not is_number(self.half_bytes) or self.half_bytes:
-            slowed_bytes += power(self.half_bytes, self.exponent) * power(size_bytes, 1 - self.exponent)
+            half_bytes = self.half_bytes * (num_ranks / self.half_ranks if self.half_ranks else 1)
+            slowed_bytes += power(half_bytes, self.exponent) * power(size_bytes, 1 - self.exponent)
         return start + wire_share(op, num_ranks) * slowed_bytes / (bandwidth * 1e9)
 
 

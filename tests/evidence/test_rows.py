@@ -121,6 +121,9 @@ def test_a_framework_that_says_nothing_of_recomputation_is_not_guessed() -> None
 def test_the_network_between_nodes_is_the_rows(text: str, bandwidth: float, nics: int | None) -> None:
     tier = max(case(inter_node=text).system.networks, key=lambda each: each.size)
     assert (tier.bandwidth, tier.nics) == (bandwidth, nics)
+    assert (
+        tier.curves["all_gather"].half_bytes == 108e6 * bandwidth / 25
+    )  # of 8 ranks, whose steps take as long to begin
 
 
 def test_ranks_behind_a_switch_reach_what_all_of_them_reach() -> None:

@@ -113,6 +113,12 @@ def test_measured_all_reduces_are_met(
     assert seconds == pytest.approx(measured_us * 1e-6, rel=within)
 
 
+def test_rings_of_more_ranks_take_as_much_longer_to_begin_as_they_have_steps() -> None:
+    curve = TransferCurve(0.0, half_bytes=4e6, half_ranks=16.0)
+    beyond = {n: curve.seconds("all_gather", 16e6, n, 1.0) / ((n - 1) / n * 16e-3) - 1 for n in (16, 64)}
+    assert beyond == {16: pytest.approx(0.25), 64: pytest.approx(1.0)}
+
+
 @given(OPS, st.sampled_from([2, 4, 8, 16, 64]), st.floats(0, 1e11), st.floats(0, 1e11))
 def test_more_bytes_never_take_less_time(op: str, num_ranks: int, first: float, second: float) -> None:
     net, (small, large) = MeasuredTopology(load_config("h100_80g_nvl8").networks, 64), sorted((first, second))

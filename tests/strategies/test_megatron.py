@@ -325,6 +325,14 @@ def test_states_are_shared_within_groups_and_summed_over_the_others(zero: int) -
     assert [event.size_bytes for event in layers] == [4 * size // 2 for size in held]
 
 
+def test_sums_over_other_groups_run_beside_the_backward_too() -> None:
+    options = {"num_layers": 3, "zero": 1, "shard_size": 2, "overlap_replicas": True}
+    run = mt.simulate("megatron", world_size=8, global_batch_size=16, **options)  # type: ignore[arg-type]  # its own
+    sums = [event for event in run.logs[0] if event.typ == "all_reduce" and event.group == (0, 2, 4, 6)]
+    (last,) = (event for event in run.logs[0] if event.typ == "backward" and event.layer == 0)
+    assert [event.time <= last.time for event in sums] == [True, False, False]
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("modules", "word"),

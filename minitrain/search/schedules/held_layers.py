@@ -294,6 +294,7 @@ class HeldLayers:
         self._collected: dict[Any, int] = {}  # gradients that were added, by key
         self._gathers: dict[Any, Launched[Any]] = {}
         self._reductions: dict[Any, Launched[Any]] = {}
+        self._other_sums: dict[Any, Launched[Any]] = {}  # of what groups have summed, over the other groups
         self._reducing: dict[Any, Launched[Any]] = {}  # every microbatch's, with ZeRO 2 and 3
         self._block_of = {layer: block for block, layers in enumerate(model.blocks) for layer in layers}
         self._tied = model.tied_layers if sum_tied else ()
@@ -415,7 +416,20 @@ class HeldLayers:
             self._reducing[key] = model.launch(operation)
         elif self._overlaps and held.sharing is not None and self._collected[key] == self._num_microbatches:
             yield from self._cover(key, held)
+            yield from self._begin_other_sums()
             self._reductions[key] = model.launch(self._sum_over_replicas(key, held))
+
+    def _begin_other_sums(self) -> Steps:
+        """Begin to sum over the other groups what a group has summed."""
+        for key in [key for key in self._reductions if self._is_summed_by_others(key)]:
+            held, grad = self._held[key], (yield self._reductions.pop(key))
+            self._other_sums[key] = self._model.launch(self._model.all_reduce(grad, held.layer, group=held.others))
+
+    def _is_summed_by_others(self, key: Any) -> bool:
+        """Return whether a gradient is summed over other groups, and not with the other use of its table before."""
+        held = self._held[key]
+        is_before = key in self._tied and self._zero_of(held) and self._division.has_copies
+        return held.others is not None and not is_before
 
     def _may_reduce(self, other: Any, key: Any) -> bool:
         """Return whether a gradient may be reduced while another of its block is."""
@@ -511,13 +525,16 @@ class HeldLayers:
     def _total(self, key: Any, held: _Held) -> Steps:
         """Complete the sum of a gradient over all ranks that hold the same."""
         model, grads = self._model, self._model.grad_weights
+        if key in self._other_sums:
+            grads[key] = yield self._other_sums.pop(key)
+            return
         if key in self._reductions:
             grads[key] = yield self._reductions.pop(key)
         elif self._zero_of(held) < 2 or key in self._tied:
             yield from self._cover(key, held)
             if held.sharing is not None:
                 grads[key] = yield self._sum_over_replicas(key, held)
-        if held.others is not None and not (key in self._tied and self._zero_of(held) and self._division.has_copies):
+        if self._is_summed_by_others(key):
             grads[key] = yield model.all_reduce(grads[key], held.layer, group=held.others)
 
     def _update(self, key: Any, held: _Held) -> None:
