@@ -565,11 +565,11 @@ def account_of_work(work: Cost | KernelList, device: Device, datatype: str, pric
     rule = f"the sum of its {len(parts)} kernel{'s' if len(parts) > 1 else ''}"
     slower = _scaled(price, known.busy_seconds(work.kernels) - alone.busy_seconds(work.kernels), usual)
     if slower > _ROUNDING * price.seconds:
-        parts.append(Part(f"waiting for the slowest of {known.num_devices} devices", slower, endless={"compute": 0.0}))
+        parts.append(Part(f"pace of the slowest of {known.num_devices} devices", slower, endless={"compute": 0.0}))
     late = price.seconds - sum(part.seconds for part in parts)
     if late > _ROUNDING * price.seconds:
         rule = f"its {work.num_launches} launches, longer than {rule}"
-        parts.append(Part("waiting for launches", late, endless={"launches": 0.0}))
+        parts.append(Part("launches", late, endless={"launches": 0.0}))
     return Account(rule, whole, tuple(part for part in parts if part.seconds > 0), peak)
 
 

@@ -453,10 +453,9 @@ def _module_of(path: Path) -> ModuleType:
     try:
         module.__spec__.loader.exec_module(module)
     except (Exception, SystemExit) as error:
-        said = f"{as_imported(str(error), module)}{_line_of(error, path)}{why_not_imported(error, path)}"
-        raise StrategyError(
-            f"the strategy file {path} cannot be loaded: {type(error).__name__}: {said}", path=str(path)
-        ) from error
+        name = ": ".join(filter(None, (type(error).__name__, as_imported(str(error), module))))
+        said = f"{name}{_line_of(error, path)}{why_not_imported(error, path)}"
+        raise StrategyError(f"the strategy file {path} cannot be loaded: {said}", path=str(path)) from error
     return module
 
 

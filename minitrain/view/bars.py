@@ -25,7 +25,7 @@ from minitrain.operations.collectives import COLLECTIVES, TRANSFERS
 from minitrain.operations.computations import COMPUTATIONS
 from minitrain.run.analysis.breakdown import checked_end
 from minitrain.run.analysis.explanation import GAP_KINDS, Gaps, find_gaps
-from minitrain.run.analysis.labels import GIB, duration
+from minitrain.run.analysis.labels import duration, size
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Bools, Floats, Ints, Stream, Timeline, sweep_intervals
 from minitrain.tensors.index_sets import ranges
 
@@ -330,7 +330,7 @@ def hover_texts(bars: Bars, bytes_per_element: float) -> list[str]:
             continue
         layer = _layers(line, event, int(bars.last[place]))
         works_on = " · ".join(part for part in (layer, samples[line.samples[event]]) if part)
-        memory = f"memory {line.memory[event] * bytes_per_element / GIB:.4g} GiB"
+        memory = f"memory {size(line.memory[event] * bytes_per_element, '.4g')}"
         moved = f"{_amount(line.size_bytes[event])} {partners[line.stream[event]]}".strip()
         facts = [head, works_on, span, moved, memory]
         texts.append("<br>".join(fact for fact in facts if fact))

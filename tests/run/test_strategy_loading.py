@@ -99,6 +99,7 @@ def test_a_strategy_of_a_file_may_be_a_schedule_that_it_makes_but_not_what_it_im
         ("1 / 0", "mine", "cannot be loaded: ZeroDivisionError: division by zero"),
         ("def (", "mine", "cannot be loaded: SyntaxError"),
         ("raise SystemExit(3)", "mine", "cannot be loaded: SystemExit: 3"),
+        ("raise MemoryError", "mine", r"cannot be loaded: MemoryError \(line 1\)"),
         ("import nothing_of_that_name", "mine", "cannot be loaded: ModuleNotFoundError: No module named 'nothing_of"),
     ],
 )

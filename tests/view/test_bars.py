@@ -100,8 +100,8 @@ def test_hovering_says_what_ran_with_whom_and_how_much() -> None:
     assert texts == [
         "<b>send</b> · rank 0<br>layer 3 · samples 4-5<br>1 s from 0 s<br>1 MiB to rank 1<br>memory 1 GiB",
         "<b>waiting</b> · rank 1<br>500 ms from 0 s<br>for rank 0's send of layer 3<br>warm-up bubble",
-        "<b>recv</b> · rank 1<br>layer 3 · samples 4-5<br>500 ms from 500 ms<br>from rank 0<br>memory 0 GiB",
+        "<b>recv</b> · rank 1<br>layer 3 · samples 4-5<br>500 ms from 500 ms<br>from rank 0<br>memory 0 bytes",
         "<b>waiting</b> · rank 2<br>500 ms from 0 s<br>for what comes before barrier<br>straggler",
-        "<b>barrier</b> · rank 2<br>250 ms from 500 ms<br>among ranks 1-2<br>memory 0 GiB",
+        "<b>barrier</b> · rank 2<br>250 ms from 500 ms<br>among ranks 1-2<br>memory 0 bytes",
         "<b>waiting</b> · rank 2<br>250 ms from 750 ms<br>for the step's end, which rank 0 sets<br>step's end",
     ]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from minitrain.operations import MemoryChange
-from minitrain.run.analysis.labels import GIB, duration
+from minitrain.run.analysis.labels import duration, size
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline
 from minitrain.tensors.index_sets import ranges
 
@@ -117,11 +117,11 @@ class HighWater:
     def text(self, timeline: Timeline, bytes_per_element: float, moment: str = "") -> str:
         """Say when (in words of the caller's, if given), where, after what, and what the memory consisted of."""
         parts = sorted(self.held.items(), key=lambda item: -item[1])
-        held = ", ".join(f"{name} {size * bytes_per_element / GIB:.3g} GiB" for name, size in parts if size > 0)
+        held = ", ".join(f"{name} {size(elements * bytes_per_element)}" for name, elements in parts if elements > 0)
         after = f" after {_named(timeline, self.event)}" if self.event != NONE else ""
-        size = f"{self.elements * bytes_per_element / GIB:.4g} GiB" + ("" if self.grew else " between operations")
-        whose = timeline.rank_name(self.rank)
-        return f"{size} on rank {whose} at {moment or duration(self.time)}{after}" + (f" ({held})" if self.grew else "")
+        whole = size(self.elements * bytes_per_element, ".4g") + ("" if self.grew else " between operations")
+        kinds = f" ({held})" if self.grew else ""
+        return f"{whole} on rank {timeline.rank_name(self.rank)} at {moment or duration(self.time)}{after}{kinds}"
 
 
 def _named(timeline: Timeline, event: int) -> str:

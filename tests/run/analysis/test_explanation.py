@@ -54,6 +54,7 @@ def test_without_a_journal_the_mark_is_the_highest_logged_value() -> None:
     assert (mark.time, mark.elements, mark.held, mark.event, mark.grew) == (1.0, 5.0, {"all": 5.0}, 0, "")
     assert (empty.elements, empty.event) == (0.0, NONE)
     assert mark.text(as_timeline([log]), 2**30) == "5 GiB between operations on rank 0 at 1 s after forward of layer 0"
+    assert mark.text(as_timeline([log]), 2**20).startswith("5 MiB between")
     assert high_water(as_timeline([[]]), [[]])[0].elements == 0.0
 
 
