@@ -122,24 +122,19 @@ def choose_variant(parameters: RunParameters, contention: bool | str = False) ->
     )
 
 
-async def simulate_with_folding(prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> Run:
+async def simulate_with_folding(prepared: PreparedRun) -> Run | None:
     """Simulate one rank of each class of ranks that do the same, where that is asked for or surely gives the same run.
 
-    Args:
-        prepared: what is to be simulated.
-        simulate_fully: simulates every rank.
+    Returns:
+        The run; None where every rank is to be simulated.
     """
     is_asked_for = prepared.parameters.fold is True
     if not is_asked_for and not _may_fold(prepared):
-        return await simulate_fully()
+        return None
     from minitrain.run.folding import driver, microbatches  # noqa: PLC0415  (only where it is asked for, as all below)
 
-    run = await microbatches.simulate_few(prepared, driver.simulate_where_it_folds)
-    if run is not None:
-        return run
-    if is_asked_for:
-        return await driver.simulate_folded(prepared, simulate_fully)
-    return await driver.simulate_where_it_folds(prepared) or await simulate_fully()
+    simulate = driver.simulate_folded if is_asked_for else driver.simulate_where_it_folds
+    return await microbatches.simulate_few(prepared, driver.simulate_where_it_folds) or await simulate(prepared)
 
 
 def _may_fold(prepared: PreparedRun) -> bool:
@@ -528,7 +523,7 @@ async def simulate_prepared(prepared: PreparedRun) -> Run:
         return disturbed
     if prepared.parameters.log == "summary":
         return await simulate_summary(prepared, simulate_prepared) or await _simulate_every_rank(prepared)
-    return await simulate_with_folding(prepared, lambda: _simulate_every_rank(prepared))
+    return await simulate_with_folding(prepared) or await _simulate_every_rank(prepared)
 
 
 async def _simulate_steps(prepared: PreparedRun) -> Run:

@@ -27,11 +27,11 @@ import itertools
 import pickle
 import random
 from collections import defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import CodeType, FunctionType, MethodType, SimpleNamespace
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 from minitrain.engine.dist import Communicator, Dist
 from minitrain.engine.model import Model
@@ -54,7 +54,6 @@ from minitrain.run.folding.expansion import SLOTS_OF_TENSORS, Expansion, FoldedR
 from minitrain.run.folding.model import FoldedModel, model_of_class
 from minitrain.run.folding.per_rank_values import PerRankSet
 from minitrain.run.rank_tasks import PreparedRun, RunProgress, require_nothing_left, run_ranks
-from minitrain.run.result import Run
 from minitrain.run.strategy_loading import is_shipped, unwrapped
 from minitrain.tensors import clone
 from minitrain.tensors.index_sets import forget_latest_union, span
@@ -63,25 +62,22 @@ from minitrain.tensors.placed import remember
 
 _KNOWN = (RuntimePredictor, KernelPredictor, LayerPredictor)
 
-R = TypeVar("R")
-
 LEAST_RANKS_A_CLASS = 4
 """The fewest ranks of a class for which `fold="auto"` folds."""
 
 
-async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[Run]]) -> Run:
-    """Simulate one rank of each class.
+async def simulate_folded(prepared: PreparedRun) -> FoldedRun | None:
+    """Simulate one rank of each class; return None where nothing can be folded, so that every rank is to be simulated.
 
     Args:
         prepared: what is to be simulated.
-        simulate_fully: simulates every rank, where nothing can be folded.
 
     Raises:
         UsageError: operations do not cost the same on all ranks.
         StrategyError: the strategy depends on the rank in a way that does not fold.
     """
     _require_prices_alike(prepared.predictor)
-    search = _Search(prepared, simulate_fully)
+    search = _Search(prepared)
     with ranges_of_every_rank(prepared.function):
         try:
             return await search.run(may_change_axes=True)
@@ -94,7 +90,7 @@ async def simulate_folded(prepared: PreparedRun, simulate_fully: Callable[[], Aw
                 raise refusal from None
 
 
-async def simulate_where_it_folds(prepared: PreparedRun) -> Run | None:
+async def simulate_where_it_folds(prepared: PreparedRun) -> FoldedRun | None:
     """Simulate one rank of each class, if that works and classes have enough ranks; return None otherwise.
 
     An attempt ends where too few ranks are left in a class, or anything is raised: the simulation of every rank raises
@@ -103,7 +99,7 @@ async def simulate_where_it_folds(prepared: PreparedRun) -> Run | None:
     Args:
         prepared: what is to be simulated.
     """
-    search = _Search(replace(prepared, watch=None), _nothing, LEAST_RANKS_A_CLASS)
+    search = _Search(replace(prepared, watch=None), LEAST_RANKS_A_CLASS)
     try:
         _require_prices_alike(prepared.predictor)
         run = await search.run(may_change_axes=True)
@@ -114,10 +110,6 @@ async def simulate_where_it_folds(prepared: PreparedRun) -> Run | None:
     if run is not None and prepared.watch is not None:
         prepared.watch(RunProgress(run.class_models, run.num_ranks_a_class))
     return run
-
-
-async def _nothing() -> None:
-    """Return None: every rank is to be simulated."""
 
 
 def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
@@ -137,23 +129,21 @@ def _require_prices_alike(predictor: Predictor | RankPredictors) -> None:
         )
 
 
-class _Search(Generic[R]):
+class _Search:
     """The search for axes along which the ranks of a strategy fold.
 
     Args:
         prepared: what is to be simulated.
-        simulate_fully: simulates every rank, where nothing can be folded.
         least: how many ranks a class must have for an attempt.
     """
 
-    def __init__(self, prepared: PreparedRun, simulate_fully: Callable[[], Awaitable[R]], least: int = 1) -> None:
+    def __init__(self, prepared: PreparedRun, least: int = 1) -> None:
         self.prepared = prepared
-        self.simulate_fully = simulate_fully
         self.least = least
         self.labels = labels_of(prepared)
 
-    async def run(self, *, may_change_axes: bool) -> Run | R:
-        """Make one attempt after the other, and leave nothing of them behind.
+    async def run(self, *, may_change_axes: bool) -> FoldedRun | None:
+        """Make one attempt after the other, and leave nothing of them behind; return None where nothing folds.
 
         Args:
             may_change_axes: whether divisions of the rank lay out the ranks.
@@ -163,7 +153,7 @@ class _Search(Generic[R]):
         finally:
             forget_latest_union()
 
-    async def _run(self, *, may_change_axes: bool) -> Run | R:
+    async def _run(self, *, may_change_axes: bool) -> FoldedRun | None:
         """Make one attempt after the other."""
         axes: Mapping[str, int] = {"world": self.prepared.parameters.world_size}
         reasons: dict[str, str] = {}  # why each axis is kept
@@ -174,7 +164,7 @@ class _Search(Generic[R]):
             kept, may_change = frozenset(reasons), may_change_axes and is_world
             attempt, run = await self._attempt(FoldAttempt(axes, kept, apart, may_change_axes=may_change, split=split))
             if attempt.needs_every_rank:
-                return await self.simulate_fully()
+                return None
             if attempt.has_adopted_mesh:
                 axes, is_world = attempt.mesh_axes, False
             if attempt.wanted_split:
@@ -192,24 +182,24 @@ class _Search(Generic[R]):
             sizes = attempt.folded_sizes
             new = (diverged if attempt.wanted_axes is None else frozenset(sizes)) & sizes.keys()
             if not new or (attempt.prices_differ and new == sizes.keys()):
-                return await self._give_up(attempt, reasons)
+                self._require_nothing_folds(attempt, reasons)
+                return None
             reasons |= dict.fromkeys(new, place)
             apart |= new if attempt.prices_differ or attempt.sequences_differ else frozenset()
 
-    async def _give_up(self, attempt: FoldAttempt, reasons: Mapping[str, str]) -> R:
-        """Simulate every rank where no axis folds, and refuse the strategy where some do and ranks still diverge.
+    def _require_nothing_folds(self, attempt: FoldAttempt, reasons: Mapping[str, str]) -> None:
+        """Refuse the strategy where some axes fold and ranks still diverge.
 
-        Where ranks do the same, but some of it takes longer on some of them, every rank is simulated, too.
+        Where ranks do the same, but some of it takes longer on some of them, nothing folds.
         """
         if attempt.prices_differ or attempt.apart:
-            return await self.simulate_fully()
+            return
         assert attempt.diverged is not None
         diverged, place = attempt.diverged
         blamed = (diverged & attempt.kept) or attempt.kept
         self._require_messages(attempt, {axis: reasons.get(axis, place) for axis in blamed})
         if attempt.folded_sizes:
             self._refuse(attempt, place)
-        return await self.simulate_fully()
 
     def _require_messages(self, attempt: FoldAttempt, reasons: Mapping[str, str]) -> None:
         """Require that messages go along every axis that is kept, unless it is for prices.
@@ -231,7 +221,7 @@ class _Search(Generic[R]):
         )
         raise StrategyError(message, place=place, is_split=attempt.may_change_axes and len(attempt.axes) > 1)
 
-    async def _attempt(self, attempt: FoldAttempt) -> tuple[FoldAttempt, Run | None]:
+    async def _attempt(self, attempt: FoldAttempt) -> tuple[FoldAttempt, FoldedRun | None]:
         """Make an attempt, and return what was found out and the run; no run if ranks diverged."""
         if attempt.num_ranks_a_class < self.least:
             attempt.needs_every_rank = True
