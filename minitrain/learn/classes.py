@@ -457,7 +457,8 @@ def write_class_page(rows: Sequence[Row], path: Path) -> Path:
 
     best, odd = _best_rows(rows), [row for row in rows if row.grade is None]
     exercises = sorted({exercise for of_student in best.values() for exercise in of_student})
-    facts = (len(best), "students"), (len(exercises), "exercises"), (len(rows), "submissions"), (len(odd), "not graded")
+    counts = {"student": len(best), "exercise": len(exercises), "submission": len(rows)}
+    facts = [f"{number} {what}{'' if number == 1 else 's'}" for what, number in counts.items()]
     heads = ["student", *exercises, "total"]
     lines = [
         [
@@ -482,7 +483,7 @@ def write_class_page(rows: Sequence[Row], path: Path) -> Path:
     if odd:
         told = [[html.escape(one_line(row.file)), f'<div class="why">{html.escape(row.failure)}</div>'] for row in odd]
         body += "<h2>Not graded</h2>" + _table(["file", "reason"], told)
-    return write_words(path, "Marks of a class", body, [f"{number} {what}" for number, what in facts])
+    return write_words(path, "Marks of a class", body, [*facts, f"{len(odd)} not graded"])
 
 
 def _best_rows(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:

@@ -735,7 +735,7 @@ _NUMBER, _NAME = (int, float), (int, str)
 _TIMES = {"X": ("ts", "dur"), "M": ()}  # of an event, by its phase; all others have a moment alone
 _KINDS_OF_ARGUMENTS: Mapping[str, Any] = {
     "correlation": _NAME,
-    "Sequence number": _NAME,
+    "Sequence number": int,
     "In msg nelems": _NUMBER,
     "Out msg nelems": _NUMBER,
     "Input type": list,

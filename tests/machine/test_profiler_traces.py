@@ -217,6 +217,13 @@ def test_a_trace_without_what_is_asked_for_says_what_it_has(tmp_path: Path) -> N
         layers_from_trace(written(path, forward_alone), Marks(), microbatch=1)
 
 
+def test_a_sequence_number_that_is_none_is_refused(tmp_path: Path) -> None:
+    path = trace(tmp_path / "t.json", arrows=False)
+    path.write_text(path.read_text().replace('"Sequence number": 1', '"Sequence number": "1e9"', 1))
+    with pytest.raises(UsageError, match=r"damaged: event \d+ must have numbers"):
+        layers_from_trace(path, MARKS, microbatch=1)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
