@@ -120,35 +120,20 @@ def turns(contenders: Sequence[Candidate], factors: Sequence[float]) -> list[Tur
         factors: by what each price is multiplied and divided, ascending. A price that changes nothing at the last one
             is not tried at the others.
     """
-    problem = contenders[0].problem
-    system = load_config(problem.hardware)
+    system = load_config(contenders[0].problem.hardware)
+
+    def turn(name: str, change: Change, factor: float) -> TurningPoint | None:
+        """Return which layout beats the winner when a price is multiplied by a factor; None where none does."""
+        times = times_on(contenders, change(system, factor))
+        best = min(range(len(times)), key=lambda place: (times[place], place))
+        return TurningPoint(name, factor, best, times[best], times[0]) if times[best] < times[0] else None
+
     found = []
     for name, change in knobs(system).items():
         for direction in (1, -1):
-            search = _TurnSearch(contenders, name, system, change)
-            if search.at(factors[-1] ** direction) is not None:
-                found.append(next(filter(None, (search.at(factor**direction) for factor in factors))))
-    return sorted(found, key=lambda turn: max(turn.factor, 1 / turn.factor))
-
-
-class _TurnSearch:
-    """Who wins when a price changes.
-
-    Args:
-        contenders: the layouts.
-        name: what the price is called.
-        system: the machine as it is.
-        change: what changes it.
-    """
-
-    def __init__(self, contenders: Sequence[Candidate], name: str, system: SystemConfig, change: Change) -> None:
-        self._contenders, self._name, self._system, self._change = contenders, name, system, change
-
-    def at(self, factor: float) -> TurningPoint | None:
-        """Return which layout beats the winner when the price is multiplied by a factor; None where none does."""
-        times = times_on(self._contenders, self._change(self._system, factor))
-        best = min(range(len(times)), key=lambda place: (times[place], place))
-        return TurningPoint(self._name, factor, best, times[best], times[0]) if times[best] < times[0] else None
+            if turn(name, change, factors[-1] ** direction) is not None:
+                found.append(next(filter(None, (turn(name, change, factor**direction) for factor in factors))))
+    return sorted(found, key=lambda one: max(one.factor, 1 / one.factor))
 
 
 def times_on(contenders: Sequence[Candidate], system: SystemConfig) -> list[float]:
