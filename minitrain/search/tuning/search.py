@@ -419,20 +419,8 @@ _MOST_INLINE = 2
 """Up to how many configurations the caller simulates itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerCall:
-    """What is sent to a worker: configurations, and the function that makes their figures.
-
-    Args:
-        task: the configurations.
-        function: makes their figures.
-        arguments: returns those of the function, as they are when the call begins.
-    """
-
-    task: Task
-    function: Callable[..., Sequence[Figures]]
-    arguments: Callable[[], Sequence[Any]]
-
+WorkerCall = tuple[Task, Callable[[], Sequence[Figures]]]
+"""Configurations, and what makes their figures, here or on a worker."""
 
 _MOST_COMPARED = 4  # layouts of a strategy of which none fits, that are priced although others are quicker
 
@@ -550,8 +538,8 @@ class Search:
 
     def _pricing(self, task: Task) -> WorkerCall:
         """Return the call that prices layouts of one problem from pieces."""
-        problem, layouts = task[0][1].problem, [candidate.pipeline for _, candidate in task]
-        return WorkerCall(task, price_pipelines, lambda: (problem, layouts, self._limit(problem)))
+        problem, layouts = task[0][1].problem, [one.pipeline for _, one in task if one.pipeline is not None]
+        return task, partial(price_pipelines, problem, layouts, self._limit(problem))
 
     def _simulate(self, missing: Task) -> None:
         """Simulate configurations one by one, those first that may be quickest, and leave out what need not be."""
@@ -581,11 +569,10 @@ class Search:
     def _simulation(self, place: int, candidate: Candidate) -> WorkerCall:
         """Return the call that simulates a configuration."""
         configurations = [(candidate.strategy, dict(candidate.options))]
-        arguments = candidate.problem, configurations, self.time_limit_s
         is_slow = candidate.problem.machine.has_experts or candidate.in_usual_order is not None
         ends_when_full = self.prune != "none" and is_slow
-        function = partial(simulate_each, ends_when_full=True) if ends_when_full else simulate_each
-        return WorkerCall([(place, candidate)], function, lambda: arguments)
+        simulate = partial(simulate_each, candidate.problem, configurations, self.time_limit_s)
+        return [(place, candidate)], partial(simulate, ends_when_full=ends_when_full)
 
     def _recomputes_for_nothing(self, candidate: Candidate) -> bool:
         """Return whether the same layout fits with less recomputation, and so is quicker."""
@@ -625,10 +612,10 @@ class Search:
         if not inline:
             self._run_on_workers(calls)
             return
-        for call in calls:
+        for task, figures_of in calls:
             if self._is_over():
                 return
-            self._take(call.task, call.function(*call.arguments()))
+            self._take(task, figures_of())
 
     def _run_on_workers(self, calls: Iterator[WorkerCall]) -> None:
         """Keep workers busy until nothing is left."""
@@ -637,15 +624,15 @@ class Search:
         try:
             while True:
                 while self._has_place(in_flight) and (call := again.pop() if again else next(calls, None)):
-                    in_flight[self._workers[0].submit(call.function, *call.arguments())] = call
+                    in_flight[self._workers[0].submit(call[1])] = call
                 if not in_flight:
                     return
                 for future in first_done(self._workers[0], in_flight):
-                    call = in_flight.pop(future)
+                    task, _ = in_flight.pop(future)
                     try:
-                        self._take(call.task, result_of(future))
+                        self._take(task, result_of(future))
                     except WorkerLostError as error:
-                        again += self._parts_of_lost(call, error)
+                        again += self._parts_of_lost(task, error)
         except BaseException:
             for future in in_flight:
                 future.cancel()
@@ -666,12 +653,12 @@ class Search:
         """Return whether more can be begun."""
         return (not in_flight or len(in_flight) < self._workers[1]) and not self._is_over()
 
-    def _parts_of_lost(self, call: WorkerCall, error: WorkerLostError) -> Sequence[WorkerCall]:
+    def _parts_of_lost(self, task: Task, error: WorkerLostError) -> Sequence[WorkerCall]:
         """Return the halves of what ended every worker; of one configuration, make a failed row."""
-        middle = len(call.task) // 2
+        middle = len(task) // 2
         if middle:
-            return [self._pricing(call.task[:middle]), self._pricing(call.task[middle:])]
-        self._take(call.task, [Figures(error=f"{type(error).__name__}: {error}")])
+            return [self._pricing(task[:middle]), self._pricing(task[middle:])]
+        self._take(task, [Figures(error=f"{type(error).__name__}: {error}")])
         return []
 
     @cached_property

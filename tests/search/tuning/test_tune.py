@@ -142,7 +142,7 @@ class Losing(Executor):
 
     def submit(self, function: Any, /, *arguments: Any, **_: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        if any(layout.pp * layout.passes.tp == 4 for layout in arguments[1]):
+        if any(layout.pp * layout.passes.tp == 4 for layout in function.args[1]):
             future.set_exception(WorkerLostError("every worker was lost"))
         else:
             future.set_result(function(*arguments))
