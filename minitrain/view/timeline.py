@@ -86,9 +86,12 @@ def timeline_data(
     columns = {name: column[order] for name, column in columns.items()}
     columns |= _memory_columns([memory[ranks[0]] for ranks in alike], view, unit)
     columns |= _path_columns(explained.critical_path, shown, unit)
-    peaks = [_peak(memory[ranks[0]]) * view.bytes_per_element for ranks in alike]
     by_rank = high_water(line, journals)
     marks = [by_rank[ranks[0]] for ranks in alike]
+    peaks = [  # a curve leaves out what comes and goes at one moment
+        max(_peak(memory[ranks[0]]), mark.elements) * view.bytes_per_element
+        for ranks, mark in zip(alike, marks, strict=True)
+    ]
     partners = _numbered(columns, "partner", lambda code: partners_of(line.streams[code]))
     samples = _numbered(columns, "samples", lambda code: samples_text(line.sample_sets[code]))
     head, blob = _packed(columns)

@@ -135,6 +135,13 @@ def test_the_memory_of_a_row_by_kind_is_that_of_its_rank() -> None:
     assert {"weights", "activations", "gradients"} <= set(data["memory_kinds"])
 
 
+def test_the_list_of_rows_has_the_peak_of_the_run_also_where_it_lasts_no_time() -> None:
+    sizes: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 8, "microbatch_size": 1}
+    run = mt.simulate("1f1b", **sizes, memory_by_kind=True)
+    data = _data(run)
+    assert data["rows"][data["peak_row"]]["peak_bytes"] == run.peak_memory_bytes
+
+
 def test_every_operation_says_what_its_own_price_is_made_of() -> None:
     run = mt.simulate("fsdp", world_size=8, workload="gpt2", seq_len=256, global_batch_size=8)
     data = _data(run)
