@@ -128,30 +128,22 @@ def _share(part: Array, total: Array) -> Array:
     return np.where(anything, np.exp(np.where(anything, part - np.where(anything, total, 0), 0)), 0)[..., None]
 
 
-def positions_of_shard(seq_len: int, shard: int, num_shards: int, *, balanced: bool = False) -> Positions:
-    """Return the positions of one of `num_shards` shards of a sequence.
-
-    Args:
-        seq_len: tokens of the sequence.
-        shard: which shard.
-        num_shards: how many shards of equal length there are.
-        balanced: the zigzag split, which gives every shard the same causal work: two pieces, number `shard` from the
-            front and number `shard` from the back, of 2 x num_shards. Otherwise a shard is one piece.
+def positions_of_shard(seq_len: int, shard: int, num_shards: int) -> Positions:
+    """Return the positions of one of `num_shards` equal shards of a sequence.
 
     Raises:
         LawError: the sequence cannot be cut so.
 
-    >>> positions_of_shard(8, 0, 2, balanced=True)
-    array([0, 1, 6, 7])
+    >>> positions_of_shard(8, 1, 2)
+    array([4, 5, 6, 7])
     """
-    pieces = 2 * num_shards if balanced else num_shards
-    if seq_len % pieces:
+    if seq_len % num_shards:
         raise LawError(
-            f"seq_len ({seq_len}) must be a multiple of {pieces} to be cut into {num_shards} shards"
-            f"{' of two pieces each' if balanced else ''}; use seq_len={seq_len - seq_len % pieces or pieces}"
+            f"seq_len ({seq_len}) must be a multiple of {num_shards} to be cut into {num_shards} shards; use "
+            f"seq_len={seq_len - seq_len % num_shards or num_shards}"
         )
-    piece = np.arange(seq_len).reshape(pieces, -1)
-    return np.concatenate([piece[shard], piece[pieces - 1 - shard]]) if balanced else piece[shard]
+    found: Positions = np.arange(seq_len).reshape(num_shards, -1)[shard]
+    return found
 
 
 def visible(queries: Positions, keys: Positions, window: int | None = None) -> NDArray[np.bool_]:
@@ -244,14 +236,6 @@ def split_heads(tokens: Any, size: int) -> Any:
 def join_heads(heads: Any) -> Any:
     """Return samples x heads x tokens x size as samples x tokens x (heads x size)."""
     return heads.swapaxes(1, 2).reshape((heads.shape[0], heads.shape[2], -1))
-
-
-def merged(blocks: Sequence[Attended]) -> Attended:
-    """Return what queries have got from several blocks of keys together."""
-    total = blocks[0]
-    for block in blocks[1:]:
-        total = total.add(block)
-    return total
 
 
 def _scores(queries: Any, positions: Positions, memory: KeysValues, window: int | None, packing: Packing | None) -> Any:

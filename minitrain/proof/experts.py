@@ -1,6 +1,6 @@
 """Mixture of experts: a router, experts that work on the tokens sent to them, and the sum of what comes back.
 
-    routing = route(tokens, router, bias, rule)               # which experts, with which weights
+    routing = routing_of(tokens @ router, bias, rule)         # which experts, with which weights
     inputs = routing.rows_of(tokens, experts)                 # what is sent: dispatch, by all_to_all
     outputs = {e: mlp(inputs[e]) for e in experts}            # on the rank that holds the expert
     y = routing.combine(outputs)                              # what comes back, weighted and summed
@@ -34,7 +34,7 @@ import numpy as np
 from autograd.tracer import getval  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
-from minitrain.proof.arithmetic import Array, softmax
+from minitrain.proof.arithmetic import softmax
 from minitrain.proof.attention_core import Tokens
 from minitrain.proof.units import FeedForward, UnitArithmetic, UnitWeights
 from minitrain.workloads.transformer import Transformer
@@ -117,20 +117,14 @@ class Routing:
         return anp.where(self.chosen, self.probabilities, 0).sum(axis=-1, keepdims=True)
 
 
-def route(tokens: Array, router: Array, bias: Array | None, rule: RoutingRule) -> Routing:
+def routing_of(logits: Any, bias: Any, rule: RoutingRule) -> Routing:
     """Return where tokens are sent.
 
     Args:
-        tokens: samples x tokens x hidden_size, whole samples where there is a capacity.
-        router: hidden_size x experts.
+        logits: samples x tokens x experts, of whole samples where there is a capacity.
         bias: of the experts, which counts in the choice alone; None for none.
         rule: how to choose.
     """
-    return routing_of(tokens @ router, bias, rule)
-
-
-def routing_of(logits: Any, bias: Any, rule: RoutingRule) -> Routing:
-    """Return where tokens with these logits are sent; arguments as those of `route`."""
     preferred = getval(logits if bias is None else logits + bias)
     order = np.argsort(-preferred, axis=-1, kind="stable")[..., : rule.per_token]
     chosen = np.zeros(logits.shape, dtype=np.bool_)

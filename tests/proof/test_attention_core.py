@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 import jax
@@ -14,11 +15,11 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.proof.attention_core import (
+    Attended,
     KeysValues,
     attend,
     attend_backward,
     join_heads,
-    merged,
     positions_of_shard,
     rotate,
     split_heads,
@@ -75,6 +76,14 @@ def test_whole_attention_is_what_jax_computes(heads: int, kv_heads: int, window:
         close(got, want)
 
 
+def shards_of(length: int, num_shards: int, *, balanced: bool) -> list[Any]:
+    """Return the positions of all shards; balanced ones have two pieces each, one from the front, one from the back."""
+    if not balanced:
+        return [positions_of_shard(length, shard, num_shards) for shard in range(num_shards)]
+    pieces = [positions_of_shard(length, piece, 2 * num_shards) for piece in range(2 * num_shards)]
+    return [np.concatenate([pieces[shard], pieces[-1 - shard]]) for shard in range(num_shards)]
+
+
 @settings(max_examples=2 * settings().max_examples)
 @given(
     seed=st.integers(0, 9),
@@ -98,13 +107,13 @@ def test_shards_that_go_round_a_ring_give_whole_attention_and_its_gradients(
     queries, memory, grad = problem(seed, 2, *heads, length)
     everything = attend(queries, memory.positions, memory, window)
     grad_queries, grads = attend_backward(queries, memory.positions, memory, everything, grad, window)
-    shards = [positions_of_shard(length, shard, num_shards, balanced=balanced) for shard in range(num_shards)]
+    shards = shards_of(length, num_shards, balanced=balanced)
     home = [KeysValues(0 * memory.keys, 0 * memory.values, memory.positions).at(shard) for shard in shards]
     for mine in shards:
         visits = list(range(num_shards))
         order.shuffle(visits)
         here = queries[:, :, mine]
-        attended = merged([attend(here, mine, memory.at(shards[visit]), window) for visit in visits])
+        attended = reduce(Attended.add, (attend(here, mine, memory.at(shards[visit]), window) for visit in visits))
         close(attended.output, everything.output[:, :, mine])
         total = np.zeros_like(here)
         for visit in visits:
@@ -137,15 +146,15 @@ def test_queries_that_see_no_key_of_a_block_get_nothing_from_it() -> None:
 
 @pytest.mark.parametrize("balanced", [False, True])
 def test_shards_part_a_sequence_and_balanced_ones_have_the_same_causal_work(balanced: bool) -> None:
-    shards = [positions_of_shard(24, shard, 4, balanced=balanced) for shard in range(4)]
+    shards = shards_of(24, 4, balanced=balanced)
     assert sorted(np.concatenate(shards).tolist()) == list(range(24))
     work = {int(visible(shard, np.arange(24)).sum()) for shard in shards}
     assert (len(work) == 1) is balanced
 
 
 def test_a_sequence_that_cannot_be_cut_is_refused_with_one_that_can() -> None:
-    with pytest.raises(mt.LawError, match=r"seq_len \(12\) must be a multiple of 8 .* two pieces each; use seq_len=8"):
-        positions_of_shard(12, 0, 4, balanced=True)
+    with pytest.raises(mt.LawError, match=r"seq_len \(12\) must be a multiple of 8 to be .*; use seq_len=8"):
+        positions_of_shard(12, 0, 8)
 
 
 def test_gradients_of_other_positions_do_not_add() -> None:

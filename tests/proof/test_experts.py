@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from minitrain.proof.arithmetic import gradients
-from minitrain.proof.experts import Routing, RoutingRule, route, routing_of
+from minitrain.proof.experts import Routing, RoutingRule, routing_of
 
 Numbers = Any
 
@@ -60,7 +60,7 @@ RULES = [
 @pytest.mark.parametrize("parts", [1, 2])
 def test_rows_sent_to_experts_give_the_dense_mixture_and_its_gradients(rule: RoutingRule, parts: int) -> None:
     tokens, router, bias, matrices, grad = problem(rule)
-    routing = route(tokens, router, bias, rule)
+    routing = routing_of(tokens @ router, bias, rule)
     holders = np.array_split(np.arange(rule.num_experts), parts)  # whoever holds some experts works alone
     output, grad_tokens, grad_matrices = np.zeros_like(grad), np.zeros_like(tokens), np.zeros_like(matrices)
     grad_logits = np.zeros((*tokens.shape[:2], rule.num_experts))
@@ -107,7 +107,7 @@ def test_every_token_chooses_its_number_of_experts_and_capacity_is_kept(
 ) -> None:
     per_token = min(per_token, experts)
     rule, draw = RoutingRule(experts, per_token, factor), np.random.default_rng(seed).standard_normal
-    routing = route(draw((3, 7, 4)), draw((4, experts)), None, rule)
+    routing = routing_of(draw((3, 7, 4)) @ draw((4, experts)), None, rule)
     assert (routing.chosen.sum(axis=-1) == per_token).all()
     assert (routing.taken.sum(axis=1) <= rule.capacity(7)).all()
     assert not (routing.taken & ~routing.chosen).any()
@@ -119,7 +119,7 @@ def test_every_token_chooses_its_number_of_experts_and_capacity_is_kept(
 
 def test_those_who_come_first_are_taken() -> None:
     rule = RoutingRule(2, 1, 0.5)
-    routing = route(np.ones((1, 8, 1)), np.array([[1.0, 0.0]]), None, rule)
+    routing = routing_of(np.ones((1, 8, 1)) @ np.array([[1.0, 0.0]]), None, rule)
     assert routing.taken[0, :, 0].tolist() == [True] * 2 + [False] * 6
     assert routing.num_dropped == 6
 
@@ -127,14 +127,14 @@ def test_those_who_come_first_are_taken() -> None:
 def test_samples_in_other_batches_are_routed_alike() -> None:
     rule, draw = RoutingRule(4, 2, 0.8), np.random.default_rng(3).standard_normal
     tokens, router = draw((4, 9, 5)), draw((5, 4))
-    together = route(tokens, router, None, rule)
-    alone = [route(tokens[[sample]], router, None, rule) for sample in range(4)]
+    together = routing_of(tokens @ router, None, rule)
+    alone = [routing_of(tokens[[sample]] @ router, None, rule) for sample in range(4)]
     assert np.array_equal(together.taken, np.concatenate([one.taken for one in alone]))
 
 
 def test_a_bias_changes_the_choice_and_not_the_probabilities() -> None:
     rule, draw = RoutingRule(4, 1), np.random.default_rng(3).standard_normal
     tokens, router = draw((1, 9, 5)), draw((5, 4))
-    plain, biased = (route(tokens, router, bias, rule) for bias in (None, np.array([0, 0, 0, 99.0])))
+    plain, biased = (routing_of(tokens @ router, bias, rule) for bias in (None, np.array([0, 0, 0, 99.0])))
     assert np.array_equal(plain.probabilities, biased.probabilities)
     assert biased.counts().tolist() == [0, 0, 0, 9]
