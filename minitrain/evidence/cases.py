@@ -788,7 +788,8 @@ def _exchanged(case: Case) -> float:
     if etp == 1 or not outer or case.layout.ep * etp <= inner.size:
         return 1.0
     quicker = outer[0].bandwidth * outer[0].efficiency / (inner.bandwidth * inner.efficiency)
-    return (1 + (etp - 1) * quicker) / etp
+    leaves = 1 - inner.size / (case.layout.ep * etp)  # share of the exchange between nodes; none of a gather stays here
+    return (1 + (etp - 1) * quicker / leaves) / etp
 
 
 def _workload(case: Case) -> Workload:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import minitrain as mt
-from minitrain.evidence.cases import Case, case_and_prediction, case_of, predict
+from minitrain.evidence.cases import Case, _exchanged, case_and_prediction, case_of, predict
 from minitrain.evidence.layouts import balanced_layers, stage_layers, unit_stages
 from minitrain.evidence.rows import LackingError, Row, framework_of, read_rows
 from minitrain.machine import load_config
@@ -258,6 +258,15 @@ def test_experts_are_divided_beside_parts_and_stages() -> None:
         case(**many | dict.fromkeys(("dp", "n_gpus", "ep", "n_experts"), "512"), imbalance="2")
     bridge = case(**{**EXPERTS, "pp": "2", "dp": "4", "framework": "Megatron Bridge"}, ep="4", sp="", zero="1")
     assert bridge.layout.etp == 1
+
+
+def test_the_parts_of_an_expert_gather_copies_in_their_node_that_came_once() -> None:
+    found = case(**{**EXPERTS, "tp": "4", "dp": "4", "sp": "1"}, ep="4", etp="4")
+    inner, outer = (
+        each.bandwidth * each.efficiency for each in sorted(found.system.networks, key=lambda tier: tier.size)
+    )
+    leaves = 1 / 2  # of what each of 16 ranks sends, on two nodes
+    assert 4 * _exchanged(found) * leaves / outer == pytest.approx(leaves / outer + 3 / inner)
 
 
 @pytest.mark.parametrize(
