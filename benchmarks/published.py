@@ -1,4 +1,4 @@
-"""Figures that engineers know, beside what a run by default says: the table of docs/accuracy.md.
+"""Figures that engineers know, beside what a run of the source's framework says: the table of docs/accuracy.md.
 
 Run by `python -m benchmarks.published`, or with words that a row must contain: `... H100 8B`.
 A step of many microbatches is simulated twice with few, whole rounds apart, and goes on at that rate.
@@ -21,6 +21,10 @@ SC21 = "Narayanan et al. 2021"
 LLAMA = "Llama 3, table 4"
 NEMO_2407 = "NeMo 24.07"
 MOE = "Megatron-Core MoE"
+FRAMEWORKS = {NEMO: "NeMo", BRIDGE: "Megatron Bridge", SC21: "Megatron-LM of 2020 and 2021", NEMO_2407: "NeMo"}
+"""The framework of a source, where it is none that the strategy stands for."""
+ON_A100 = "torchtitan without torch.compile"
+"""torchtitan's figures of A100 do not say that it compiles."""
 FLOPS_405B = 6 * 405.9e9 + 6 * 126 * 16384 * 8192
 """FLOP a token of Llama 3 405B: its parameters', and those of the pairs that a causal mask leaves."""
 FLOPS_MIXTRAL = 12 * 32 * 4096**2 * (1 + 8 / 32 + 4096 / 4096 + 2 * 1.5 * 14336 / 4096 + 32000 / (2 * 32 * 4096))
@@ -75,7 +79,7 @@ class Published:
         return f"{command_of(self.strategy, {**self._parameters, 'global_batch_size': self.batch})} --no-trace"
 
     def predict(self) -> float:
-        """Return tokens a second and device by default."""
+        """Return tokens a second and device."""
         num, pp = self.num_microbatches, self._divided(("pp",))
         few = pp * (2 if self.options.get("num_chunks", 1) > 1 or pp == 1 else 1)
         if num <= few + pp:
@@ -107,6 +111,7 @@ class Published:
             "precision": self.precision,
             "microbatch_size": self.microbatch,
             "fold": True,
+            "platform": ON_A100 if (self.source, self.hardware) == (TITAN, A) else FRAMEWORKS.get(self.source),
         }
 
 
@@ -196,7 +201,7 @@ def row(case: Published) -> str:
 def main() -> None:
     """Print the rows."""
     words = [word.lower() for word in sys.argv[1:]]
-    print("| model, devices, precision, source | layout | published | by default | error % |")
+    print("| model, devices, precision, source | layout | published | predicted | error % |")
     print("|---|---|---|---|---|")
     chosen = [case for case in CASES if all(word in about(case).lower() for word in words)]
     for case in chosen:

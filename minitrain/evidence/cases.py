@@ -44,13 +44,14 @@ from minitrain.evidence.shares import workload_of
 from minitrain.evidence.short_steps import ShortStep
 from minitrain.machine import load_config
 from minitrain.machine.kernel_device import rates_of
-from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
+from minitrain.machine.platforms import COMPONENTS, Platform, find_platform, platforms
 from minitrain.operations import PRICE, STREAM, STRIDE, TYP
 from minitrain.operations.event_log import COMPUTE
 from minitrain.run.device_memory import DeviceMemory, device_memory_of
 from minitrain.run.parameters import AUTO
 from minitrain.run.result import Run
 from minitrain.run.simulation import simulate
+from minitrain.run.strategy_loading import choose_strategy, stands_for
 from minitrain.search.tuning.layouts import Columns, Order, order_of
 from minitrain.search.tuning.problem import Machine, TuningProblem, pipeline_of, plain_options
 from minitrain.search.tuning.step_figures import fullest_of, step_parts_of
@@ -143,6 +144,8 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
         raise LackingError("it has neither step_time_s, tokens_per_s_per_gpu nor mem_gib to compare with")
     model, system = model_of(row, framework, layout.tp), machine_of(row)
     strategy, options = _strategy(layout, framework, model, row)
+    found = stands_for(choose_strategy(strategy).function, options, layout.world_size)
+    found = replace(found, zero=layout.zero, num_shards=layout.shard_size * layout.cp)
     memory = row.words("mem_kind").facts
     if "gib" in row.text("mem_gib").lower() and memory.get("unit", _GIB) != _GIB:
         raise LackingError(
@@ -158,7 +161,7 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
         model=model,
         system=system,
         layout=layout,
-        platform=_platform(row, framework, layout, model, platform),
+        platform=_platform(row, framework, layout, model, platform).in_layout(found),
         strategy=strategy,
         options=options,
         assumed=layouts.assumptions(row, framework, layout, model, system),
@@ -195,7 +198,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
             raise LackingError(f"{there.what} in the host's memory has no price where each gather is waited for")
         return "zero3", common
     if layout.zero >= 2 and layout.pp == layout.ep == 1:
-        if row.number("capacity_factor") not in (None, 1) and not find_platform(framework.platform_of(row)).by_xla:
+        if row.number("capacity_factor") not in (None, 1) and not framework.platform_of(row).by_xla:
             raise LackingError("capacity_factor has a price with ep, in MaxText, or without zero 2 and 3")
         return "fsdp", common | {
             "replicas": layout.dp // layout.shard_size,
@@ -228,7 +231,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
         "layers_per_stage": layouts.unit_stages(_layers(model, framework, num_stages)),
         "overlap_replicas": zero != 2 and _overlaps(row, framework, layout),
         "overlap_messages": _overlaps_messages(row, framework, layout),
-        "batch_messages": framework.batches_messages,
+        "batch_messages": framework.platform_of(row).batches_messages,
         "scatter_gather": "megatron" in row.text("framework").lower(),
         "imbalance": imbalance,
         "capacity_factor": row.number("capacity_factor"),
@@ -280,48 +283,44 @@ def _overlaps_messages(row: Row, framework: Framework, layout: Layout) -> bool:
 
 def _platform(
     row: Row, framework: Framework, layout: Layout, model: Transformer, wanted: str | Platform | None
-) -> Platform | None:
+) -> Platform:
     """Return the platform of a row, with the attention kernels and the overlap that it names."""
-    found = find_platform(framework.platform_of(row) if wanted is None else wanted)
-    named = {**_attention_kernel(row, found), **row.words("dispatcher").facts}
-    found = replace(found, **named, copies_units=layouts.copies_units(row, layout, found))
+    found = framework.platform_of(row) if wanted is None else find_platform(wanted, device_of(row))
+    facts, overlaps = row.words("framework").facts, row.words("overlap").facts.get("tp")
+    names = facts.get("is", ())
+    copies = 0 if "fsdp1" in names else int("torchtitan" in names or framework.habits.get("copies_units", 0))
+    found = replace(found, **_attention_kernel(row, found), **row.words("dispatcher").facts, copies_units=copies)
     if wanted is not None:
         return found
     found = replace(
         found,
-        one_hot_embedding=bool(row.words("framework").facts.get("one_hot")),
-        gradient_accesses=_gradient_accesses(framework, layout),
-        batches_messages="always" if framework.batches_messages and layout.pp > 1 else "no",
+        one_hot_embedding=bool(facts.get("one_hot")),
         shares_by_rank=_blocks(framework, layout),
         launch_s=_launch_s(row, found),
-        host_update_s=layouts.host_update_s(row, framework),
-        captures=row.words("framework").facts.get("graphs", framework.captures),
-        separate_gradients=row.words("framework").facts.get("separate_gradients", found.separate_gradients),
-        hybridep_units=framework.hybridep_units,
-        in_turn=framework.in_turn and row.number("imbalance") is None,
-        fused_router=row.words("framework").facts.get("fused_router", framework.fused_router),
+        host_update_s=row.number("update_s_per_billion") or found.host_update_s,
+        captures=facts.get("graphs", found.captures),
+        separate_gradients=facts.get("separate_gradients", found.separate_gradients),
+        in_turn=found.in_turn and row.number("imbalance") is None,
+        fused_router=facts.get("fused_router", found.fused_router),
         pads_experts=row.number("capacity_factor") is not None,
         one_hot_capacity=(row.number("capacity_factor") or 0.0) if found.by_xla else 0.0,
-        fused_loss=_fuses_loss(row, framework, found),
-        hugging_face=row.words("framework").facts.get("hugging_face", found.hugging_face),
-        by_parameter=bool(row.words("framework").facts.get("by_parameter")),
-        hooked=layout.zero if framework.name.startswith("DeepSpeed") and layout.zero in (2, 3) else 0,
+        fused_loss=bool((found.fused_loss and facts.get("compiled_loss", True)) or facts.get("fused_loss")),
+        hugging_face=facts.get("hugging_face", found.hugging_face),
+        by_parameter=bool(facts.get("by_parameter")),
         ring=_ring(framework) if layout.cp > 1 else "",
         memory=_memory_of(row, framework, found.memory, layout, model),
         persistent=found.persistent or _pairs_passes(row, framework, layout),
     )
-    if layout.tp == 1:
-        return replace(found, parts_exposed=1.0)  # its ranks exchange nothing for tensor parallelism
     if found.by_xla:
-        cuts = row.words("overlap").facts.get("tp")
-        return replace(found, parts_overlap="windows" if cuts == "windows" else "gathers" if cuts else "none")
-    has_dtensors = framework.name.startswith("torchtitan")
-    in_pieces = has_dtensors and row.words("overlap").facts.get("tp")
-    if in_pieces or _hides_in_gradients(row, framework):
-        overlap = "pieces" if in_pieces else "gradients"
-        return replace(found, parts_exposed=1.0, parts_overlap=overlap, copies_parts=bool(in_pieces))
-    has_dispatch = framework.words.split()[0] in ("torchtitan", "fsdp", "automodel") and not framework.is_compiled
-    return replace(found, copies_parts=has_dtensors or found.copies_parts, dtensors=has_dispatch)
+        return replace(found, parts_overlap="windows" if overlaps == "windows" else "gathers" if overlaps else "none")
+    if overlaps and framework.name.startswith("torchtitan"):
+        return replace(found, parts_exposed=1.0, parts_overlap="pieces", copies_parts=True, dtensors=False)
+    if overlaps:  # as the runs that its platform was fitted to
+        usual = platforms()[found.name]
+        return replace(found, parts_exposed=usual.parts_exposed, parts_overlap=usual.parts_overlap)
+    if framework.platforms and (overlaps is False or _lacks_buffers(row, framework)):
+        return replace(found, parts_exposed=1.0, parts_overlap="gradients", copies_parts=False, dtensors=False)
+    return found
 
 
 def _ring(framework: Framework) -> str:
@@ -329,13 +328,6 @@ def _ring(framework: Framework) -> str:
     if framework.words.startswith("torchtitan"):
         return "gathered" if framework.is_compiled else "gathered eager"
     return "ring" if framework.words.startswith("fsdp") else ""
-
-
-def _fuses_loss(row: Row, framework: Framework, platform: Platform) -> bool:
-    """Return whether softmax and loss are one kernel, which they are not in eager mode beside compiled layers."""
-    facts = row.words("framework").facts
-    usual = (platform.fused_loss and facts.get("compiled_loss", True)) or framework.fused_loss
-    return bool(usual or facts.get("fused_loss"))
 
 
 def _launch_s(row: Row, platform: Platform) -> float | None:
@@ -348,33 +340,13 @@ def _launch_s(row: Row, platform: Platform) -> float | None:
 def _memory_of(row: Row, framework: Framework, memory: str, layout: Layout, model: Transformer) -> str:
     """Return how a framework allocates, which has optimizers of its own for each way to shard."""
     facts = row.words("framework").facts
-    if framework.words.split()[0] in ("torchtitan", "fsdp"):
-        compiled = "fsdp2" if facts.get("compiled_loss", True) else "fsdp2 eager loss"
-        eager, whole = ("fsdp2 eager", compiled), ("eager", "loss in chunks" if facts.get("chunked_loss") else memory)
-        return (eager if layout.zero >= 2 else whole)[framework.is_compiled]
-    if "local" in framework.words.split():
-        return "megatron local"
+    if framework.is_compiled and layout.zero >= 2:
+        return memory if facts.get("compiled_loss", True) else "fsdp2 eager loss"
+    if framework.is_compiled and facts.get("chunked_loss"):
+        return "loss in chunks"
     if memory == "deepspeed zero" and model.precision.gradient_bytes > model.precision.parameter_bytes:
         return "deepspeed bf16"
-    if memory == "deepspeed zero" and layout.zero == 0:
-        return "deepspeed"
-    if memory == "nanotron" and layout.num_replicas > 1:
-        return "nanotron zero" if layout.zero else "nanotron ddp"
-    return "internevo fsdp" if memory == "internevo zero" and layout.zero >= 2 else memory
-
-
-def _gradient_accesses(framework: Framework, layout: Layout) -> float:
-    """Return the accesses to gradients that are whole until these are summed; others shard them as they come."""
-    whole = framework.gradient_accesses if layout.num_replicas > 1 else framework.accesses_alone
-    return 0.0 if layout.zero >= 2 else whole
-
-
-def _hides_in_gradients(row: Row, framework: Framework) -> bool:
-    """Return whether tensor parallelism's collectives run beside gradients alone, as a row says or a framework does."""
-    overlaps = row.words("overlap").facts.get("tp")
-    if overlaps is False or (overlaps is None and _lacks_buffers(row, framework)):
-        return bool(framework.platforms)
-    return framework.parts_overlap == "gradients" and not overlaps
+    return memory
 
 
 def _attention_kernel(row: Row, platform: Platform) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def _case_of(row: Row, start: str | Platform | None) -> Case:
 
 _OF_FRAMEWORK = (
     *("parts_overlap", "separate_gradients", "stops_early", "attention", "fused_loss", "gradient_accesses"),
-    *("batches_messages", "is_eager", "captures", "num_devices"),
+    *("accesses_alone", "batches_messages", "is_eager", "captures", "num_devices"),
 )
 
 

@@ -17,7 +17,7 @@ from minitrain.evidence.columns import Assumption, columns, is_about, is_not_sta
 from minitrain.evidence.rows import USUAL_HEAD, Framework, LackingError, Row, device_of, named_model, usual_heads
 from minitrain.machine import load_config
 from minitrain.machine.kernel_device import rates_of
-from minitrain.machine.platforms import Platform, find_platform
+from minitrain.machine.platforms import Platform
 from minitrain.workloads.workload import as_recompute
 
 if TYPE_CHECKING:
@@ -358,16 +358,10 @@ def offloads(row: Row) -> Offloads:
     return Offloads(what, None if num is None else int(num), share, bool(given.get("host_overlaps")))
 
 
-def host_update_s(row: Row, framework: Framework) -> float:
-    """Return how long a node's processors take for a billion parameters, s: as a row says, or as the library does."""
-    library = "components" if "DeepSpeed" in framework.name else "megatron-2021"
-    return row.number("update_s_per_billion") or find_platform(library).host_update_s
-
-
 def _of_host(row: Row, framework: Framework) -> Iterator[Assumption]:
     """Yield what measured times of the host's step differ by, of equal libraries too."""
     if offloads(row).what in ("optimizer", "parameters") and _lacks(row, "update_s_per_billion"):
-        usual = host_update_s(row, framework)
+        usual = framework.platform_of(row).host_update_s
         text = f"update_s_per_billion not stated: {usual:g} (published are 0.1 to 16)"
         yield Assumption(text, "update_s_per_billion", (f"{usual / 2:g}", f"{usual * 2:g}"))
 
@@ -563,8 +557,7 @@ def _of_kernels(row: Row, framework: Framework, model: Transformer, system: Syst
     if not found.is_stated or found.is_guessed:
         yield Assumption(f"attention not stated: {model.attention}", "attention", ("flash", "unfused"))
     elif model.attention == "flash":
-        platform = find_platform(framework.platform_of(row))
-        yield from _of_kernel(found.facts.get("kernel"), system, platform)
+        yield from _of_kernel(found.facts.get("kernel"), system, framework.platform_of(row))
     yield from _of_compilation(row, framework)
 
 
@@ -574,7 +567,7 @@ def _of_compilation(row: Row, framework: Framework) -> Iterator[Assumption]:
     It is off by default (`--training.compile` of torchtitan's job config is a flag that sets it).
     """
     compiled = row.words("framework").facts.get("compiled")
-    if compiled is None and framework.name == "torchtitan":
+    if compiled is None and framework.name == "torchtitan without torch.compile":
         said = row.text("framework")
         yield Assumption("torch.compile not stated: off", "framework", (f"{said}, torch.compile",))
     elif compiled and not framework.is_compiled:
@@ -648,18 +641,10 @@ def gathers_once(framework: Framework, layout: Layout) -> bool:
     return layout.zero == 3 and (name == "automodel" or (name in ("torchtitan", "fsdp") and layout.pp > 1))
 
 
-def copies_units(row: Row, layout: Layout, platform: Platform) -> int:
-    """Return how many ranks share units that FSDP2 copies: 0 where a clock was fitted with it, and under others."""
-    names = set(row.words("framework").facts.get("is", ()))
-    is_priced = platform.is_eager and not platform.contains_contention and layout.zero >= 2
-    is_copied = names & {"fsdp", "torchtitan"} and not names & {"fsdp1", "deepspeed"}
-    return layout.shard_size * layout.cp if is_priced and is_copied else 0
-
-
 def _of_tokens(row: Row, framework: Framework, layout: Layout) -> Iterator[Assumption]:
     if layout.ep > 1 and not row.words("dispatcher").is_stated:
         yield Assumption("dispatcher not stated: alltoall", "dispatcher", ("deepep", "hybridep"))
-    if layout.ep > 1 and framework.in_turn and row.number("imbalance") is None:
+    if layout.ep > 1 and framework.platform_of(row).in_turn and row.number("imbalance") is None:
         yield Assumption("imbalance not stated: a token's experts in turn, as its benchmarks do", "imbalance", ("1",))
 
 

@@ -4,8 +4,8 @@ A table is a CSV file in the common columns that `minitrain validate --template`
 beside this file. Nothing is guessed: a value that is missing, or that is no number, makes the row one that cannot be
 simulated, with its reason.
 
-The frameworks that were measured: their defaults, and the platform that stands for each, in `frameworks.json` beside
-this file, with what their code and documentation say under "said".
+The frameworks that were measured, with their defaults: `minitrain/machine/frameworks.json`, with what their code and
+documentation say under "said".
 
 A framework is found by words of the row's column `framework`. Its fields come from its documentation or source code,
 never from a fit: the dropout it trains with by default, how it hides communication, and whether each of a stage's ranks
@@ -22,12 +22,9 @@ The machine of a row: a shipped hardware config, with the interfaces between nod
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Callable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -45,6 +42,7 @@ from minitrain.files import StrPath, read_cells
 from minitrain.machine import load_config
 from minitrain.machine.device_groups import clock_share
 from minitrain.machine.kernel_device import rates_of
+from minitrain.machine.platforms import COMPONENTS, Platform, frameworks, platform_of_framework
 from minitrain.workloads.architecture import PRECISIONS, Precision
 from minitrain.workloads.transformer import Transformer, models
 
@@ -182,7 +180,7 @@ class Framework:
         name: what pages call it.
         words: the names that its row has all of, of those that `columns.json` gives to words of the column
             `framework`; several such sets are joined by "|".
-        platforms: the platform by a word of the device ("a100"), as a regular expression; the first that fits is taken.
+        platforms: the platform by a regular expression that the name of the device's config fits; the first is taken.
             XLA fuses what eager PyTorch does not: lists of PyTorch's end with all devices but Google's and AWS's.
         dropout: what models with biases are trained with by default.
         attention: "flash" or "unfused", where the row does not say.
@@ -196,7 +194,6 @@ class Framework:
         blocking_zero: whether ZeRO-3 beside it is DeepSpeed's of 2021: computing waits for each gather
             (`torch.cuda.synchronize()` in `_allgather_param`), whose shares are copied one by one (DeepSpeed's issues
             1069 and 1174).
-        batches_messages: whether a stage sends and receives at once (`batch_isend_irecv` of Megatron-LM's schedules).
         overlaps_messages: whether, where the row does not say and stages are interleaved, messages between them travel
             beside compute (`overlap_p2p_comm` where there are virtual stages, of Megatron Bridge's
             `training/comm_overlap.py` and NeMo's before it; Megatron-LM's default too).
@@ -204,24 +201,9 @@ class Framework:
             not say (Megatron-Core's default).
         pairs_passes: whether, where the row does not say, stages are interleaved and experts lie on several nodes, a
             forward runs beside a backward, each computing while the other's tokens travel.
-        parts_overlap: how the collectives of tensor parallelism are hidden where the row does not say: "" as its
-            platform has it, or a way of `minitrain.machine.platforms.EXPOSED`.
-        fused_loss: whether softmax and cross entropy are one kernel, also where its platform's are not.
-        gradient_accesses: how often a step of replicas reads or writes an element of a rank's whole gradients, beside
-            what the optimizer does with its shards. Megatron-LM divides its buffer of gradients by the number of
-            replicas before it is summed (two accesses: `allreduce_gradients` of `model/distributed.py` in 2021).
-            Megatron-Core 0.8 also takes its norm, to find what is no number, and sets it to zero (four together:
-            `Bucket.start_grad_sync` and `zero_grad_buffer` of `core/distributed`).
-        accesses_alone: the same where there is one replica: Megatron-LM of 2021 divides all the same, Megatron-Core
-            does not where that is by 1.
         is_compiled: whether its platform stands for what `torch.compile` makes of it.
-        captures: whether CUDA graphs replay the passes of layers where the row does not say; if None, on devices whose
-            hosts are slow.
-        hybridep_units: multiprocessors that HybridEP takes, if not as many as by default.
-        in_turn: whether its benchmarks give each token the experts that follow those of the token before.
         repeats_keys: whether, with fewer heads of keys than parts of a layer, parts have the same ones.
-        fused_router: whether, where the row does not say, one library's kernels fuse what chooses experts.
-        alone: its platform on a device beside no other, where nothing of what others' clocks contain is hidden.
+        habits: what its platforms have otherwise than their own values, by its code.
     """
 
     name: str
@@ -235,55 +217,35 @@ class Framework:
     selective: str = "selective"
     balances: bool = False
     blocking_zero: bool = False
-    batches_messages: bool = False
     overlaps_messages: bool = False
     splits_experts: bool = True
     pairs_passes: bool = False
-    parts_overlap: str = ""
-    fused_loss: bool = False
-    gradient_accesses: float = 0.0
-    accesses_alone: float = 0.0
     is_compiled: bool = False
-    captures: bool | None = None
-    hybridep_units: int | None = None
-    in_turn: bool = False
     repeats_keys: bool = False
-    fused_router: bool = True
-    alone: str = ""
+    habits: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def is_named(self, names: Set[str]) -> bool:
         """Return whether names of a row are this framework's."""
         return any(names >= set(needed.split()) for needed in self.words.split("|"))
 
-    def platform_of(self, row: Row) -> str | None:
-        """Return the name of the platform for a row's device; None for prices of components alone."""
-        device = row.text("gpu").lower()
-        if self.alone and row.number("n_gpus") == 1:
-            return self.alone
-        return next((name for pattern, name in self.platforms if re.search(pattern, device)), None)
+    def platform_of(self, row: Row) -> Platform:
+        """Return the platform for a row's device, as `simulate` takes it; components alone where none is known."""
+        return platform_of_framework(self.name, device_of(row), is_alone=row.number("n_gpus") == 1)
 
 
 def _frameworks() -> tuple[Framework, ...]:
-    """Return the frameworks of `frameworks.json`; one that is "as" another has its fields but for its own."""
-    data = json.loads(resources.files("minitrain.evidence").joinpath("frameworks.json").read_text("utf-8"))
-
-    def fields_of(name: str) -> dict[str, Any]:
-        own = data["frameworks"][name]
-        return {**(fields_of(own["as"]) if "as" in own else {}), **own, "name": name}
-
-    found = []
-    for name in data["frameworks"]:
-        given = {key: value for key, value in fields_of(name).items() if key not in ("as", "said")}
-        platforms = given.pop("platforms", ())
-        listed = data["platforms"][platforms] if isinstance(platforms, str) else platforms
-        found.append(Framework(**given, platforms=tuple(map(tuple, listed))))
-    return tuple(found)
+    """Return the frameworks of `minitrain.machine.platforms.frameworks`."""
+    known = {each.name for each in fields(Framework)}
+    return tuple(
+        Framework(name=name, **{key: value for key, value in given.items() if key in known})
+        for name, given in frameworks().items()
+    )
 
 
 FRAMEWORKS = _frameworks()
 """The frameworks, the more special ones first."""
 
-UNKNOWN = Framework(name="unknown", words="own", overlap="always")
+UNKNOWN = Framework(name=COMPONENTS.name, words="own", overlap="always")
 """For a row that names none of them, or one of its own: components alone."""
 
 
@@ -344,9 +306,9 @@ def _sizes(row: Row, framework: Framework, tp: int) -> dict[str, Any]:
         "vocab_size": -(-row.count("vocab") // multiple) * multiple,
         "seq_len": row.count("seq_len"),
     }
-    for column, field in (("ffn", "ffn_hidden_size"), ("head_dim", "head_dim")):
+    for column, size in (("ffn", "ffn_hidden_size"), ("head_dim", "head_dim")):
         if row.text(column):
-            sizes[field] = row.count(column)
+            sizes[size] = row.count(column)
     return sizes
 
 

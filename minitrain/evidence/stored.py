@@ -23,23 +23,15 @@ from minitrain.machine.platforms import COMPONENTS
 _MOST_WORSE = 0.005
 
 
-_TIMED_AGAIN, _SIMULATED = "compiled-fsdp", "torchtitan-h100"
-"""The platform of runs that are timed again for contention, and the one by which `simulate` prices them without it."""
-
-
-def stored(done: Validation, simulated: Validation) -> dict[str, Any]:
-    """Return what is stored of a validation, and of some of its runs as `simulate` prices them by default."""
-    again = {run.row_id for run in done.results if run.platform == _TIMED_AGAIN and family_of(run.device) != "a100"}
-    of_default = [run for run in simulated.results if run.row_id in again]
+def stored(done: Validation) -> dict[str, Any]:
+    """Return what is stored of a validation."""
     return {
         "means": {
             f"{errors.table} {errors.group}".strip(): round(errors.errors.mean, 4)
             for errors in done.tables
             if errors.of == "time"
         },
-        "errors": sorted(
-            _error(run, run.error) for run in (*done.results, *of_default) if run.error is not None and run.kind
-        ),
+        "errors": sorted(_error(run, run.error) for run in done.results if run.error is not None and run.kind),
     }
 
 
@@ -71,8 +63,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--check", action="store_true", help="compare with the file")
     checking = parser.parse_args(arguments).check
     done = validate(jobs=None)
-    tables = sorted({run.table for run in done.results if run.platform == _TIMED_AGAIN})
-    found = stored(done, validate(tables, platform=_SIMULATED, jobs=None))
+    found = stored(done)
     if checking:
         lines = worse(found["means"], stored_means())
         print("\n".join(lines) or "no mean is worse")

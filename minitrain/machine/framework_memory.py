@@ -233,6 +233,23 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
 """The habits by the name that a platform has for them."""
 
 
+def habit_in(name: str, zero: int, num_replicas: int) -> str:
+    """Return the habit that a framework has in a layout, in which it has another optimizer or wrapper.
+
+    >>> habit_in("nanotron", 1, 8), habit_in("eager", 3, 8), habit_in("eager", 0, 8)
+    ('nanotron zero', 'fsdp2 eager', 'eager')
+    """
+    if name == "nanotron" and num_replicas > 1:
+        return "nanotron zero" if zero else "nanotron ddp"
+    if name == "deepspeed zero" and zero == 0:
+        return "deepspeed"
+    return _OF_SHARDS.get(name, name) if zero >= 2 else name
+
+
+_OF_SHARDS = {"torchtitan": "fsdp2", "eager": "fsdp2 eager", "internevo zero": "internevo fsdp"}
+"""The habits of those that allocate otherwise where gradients are shards."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeldWeight:
     """A weight of a rank, or a layer's experts, in bytes: whole, its whole gradient, and the state that is held.

@@ -6,7 +6,8 @@ Prices of kernels are those of components measured alone: a matrix multiplicatio
 C++. A run of a framework differs from that in ways that no component tells. A `Platform` says in which, in at most six
 numbers, and on what they were fitted.
 
-A strategy stands for a framework, which has a platform for some generations of devices: `FRAMEWORKS`.
+A strategy stands for a framework, which has a platform for each generation of devices, and habits of its own:
+`frameworks.json`. Published runs are priced by the platforms that `simulate` takes for the same framework.
 
 The shipped ones are in `platforms.json` beside this file; `dataclasses.replace` makes another.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from ast import literal_eval
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
@@ -26,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 from minitrain.errors import UsageError, closest, typed
 from minitrain.files import StrPath, read_json, write_text
 from minitrain.machine.dispatchers import DISPATCHERS, Kernels, kernels_of
-from minitrain.machine.framework_memory import HABITS
+from minitrain.machine.framework_memory import HABITS, habit_in
 from minitrain.workloads.workload import KernelHabits
 
 if TYPE_CHECKING:
@@ -73,7 +75,6 @@ def exposed_share(overlap: str, op: str, scaling: str | None) -> float:
 
 _CHOICES: Mapping[str, Collection[Any]] = {
     "parts_overlap": EXPOSED,
-    "batches_messages": ("no", "within nodes", "always"),
     "memory": HABITS,
     "dispatcher": DISPATCHERS,
     "captures": (None, False, True, "router", "whole"),
@@ -84,7 +85,7 @@ _RULES: Mapping[str, str] = {
     "launch_s": "a number of seconds >= 0, or None",
     "hybridep_units": "a number > 0, or None",
     "attention_block": "a number > 0, or None",
-    **dict.fromkeys(("gradient_accesses", "copies_units", "one_hot_capacity"), "a number >= 0"),
+    **dict.fromkeys(("gradient_accesses", "accesses_alone", "copies_units", "one_hot_capacity"), "a number >= 0"),
     "host_update_s": "a number > 0",
     "num_devices": "a number > 0, or None",
     "fitted_error": "a number >= 0, or None",
@@ -95,6 +96,27 @@ UPDATE_BYTES = 30
 """Of a parameter, what Adam's step in mixed precision reads and writes: gradient, weight, and 12 of state twice."""
 
 _NO_NUMBERS = ("name", "about", "fitted_on", "fitted_error")
+
+
+@dataclass(frozen=True, slots=True)
+class StandsFor:
+    """What a run of a strategy stands for: a framework, and a layout, on which it depends what the framework does.
+
+    Args:
+        framework: whose platform is taken where none is given; None for components alone.
+        hides_parts: whether a layer has parts, whose exchanges the strategy itself does not hide.
+        stage_size: ranks of a pipeline's stage.
+        num_replicas: ranks that hold the same of a model.
+        zero: what these shard: 0 nothing, 1 optimizer states, 2 gradients too, 3 weights too.
+        num_shards: ranks that share what is sharded.
+    """
+
+    framework: str | None
+    hides_parts: bool = False
+    stage_size: int = 1
+    num_replicas: int = 1
+    zero: int = 0
+    num_shards: int = 1
 
 
 @typed
@@ -126,9 +148,9 @@ class Platform(KernelHabits):
             from Hopper on (`get_attention_backend`).
         attention_block: queries, and keys, of a block of that kernel, where its efficiency counts blocks that it
             computes whole (`minitrain.machine.device.AttentionRate`); the config's if None.
+        accesses_alone: what `gradient_accesses` is where a rank's gradients are summed with no other's.
         batches_messages: whether stages exchange messages by NCCL's sends in a group of their own, which within a node
-            have few channels (`minitrain.machine.network.channels_of_message`); else at the rate of the links: "no";
-            "within nodes", so far as all ranks are of one node; "always", which is sure of a pipeline without rings.
+            have few channels (`minitrain.machine.network.channels_of_message`); else at the rate of the links.
         memory: how it allocates: a key of `minitrain.machine.framework_memory.HABITS`.
         shares_by_rank: whether shards that are gathered, or gradients that are scattered, lie in a list of one tensor a
             rank, each of which the host copies by an operation of its own (`all_gather` of lists in PyTorch before
@@ -164,11 +186,12 @@ class Platform(KernelHabits):
     parts_exposed: float = 1.0
     attention: str | None = None
     attention_block: int | None = None
-    batches_messages: str = "no"
+    accesses_alone: float = 0.0
+    batches_messages: bool = False
     shares_by_rank: bool = False
     persistent: bool = False
     num_devices: float | None = None
-    host_update_s: float = 0.257
+    host_update_s: float = 1.476
     memory: str = ""
     fitted_error: float | None = None
 
@@ -197,6 +220,33 @@ class Platform(KernelHabits):
         'mine (fitted to +- 8 %)'
         """
         return self.name if self.fitted_error is None else f"{self.name} (fitted to +- {100 * self.fitted_error:.0f} %)"
+
+    @property
+    def habits(self) -> dict[str, Any]:
+        """Return what kernels depend on, by name: its `KernelHabits`."""
+        return {each.name: getattr(self, each.name) for each in fields(KernelHabits)}
+
+    def in_layout(self, layout: StandsFor) -> Platform:
+        """Return what is left of its habits in a layout.
+
+        Nothing passes over gradients that are sharded as they come, and neighbours that divide no layer hide nothing.
+        FSDP2's copies have a price where no clock was fitted with them.
+
+        >>> platforms()["megatron-2021"].in_layout(StandsFor(None, zero=2)).gradient_accesses
+        0.0
+        """
+        is_sharded = layout.zero >= 2
+        accesses = self.gradient_accesses if layout.num_replicas > 1 else self.accesses_alone
+        is_copied = self.copies_units == 1 and is_sharded and self.is_eager and not self.contains_contention
+        hidden: dict[str, Any] = {} if layout.hides_parts else {"parts_exposed": 1.0, "parts_overlap": "none"}
+        return replace(
+            self,
+            gradient_accesses=0.0 if is_sharded else accesses,
+            copies_units=layout.num_shards if is_copied else self.copies_units * (self.copies_units > 1),
+            hooked=layout.zero if self.hooked and is_sharded else 0,
+            memory=habit_in(self.memory, layout.zero, layout.num_replicas),
+            **hidden,
+        )
 
     def captures_on(self, device: str) -> bool | str:
         """Return whether CUDA graphs have captured the passes of layers on a device, by the name of its config.
@@ -300,31 +350,52 @@ def platforms() -> Mapping[str, Platform]:
     return MappingProxyType({COMPONENTS.name: COMPONENTS, **found})
 
 
-FRAMEWORKS: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "torchtitan": {
-            "": "torchtitan-h100",
-            **dict.fromkeys(("a100", "v100"), "eager-a100"),
-            **dict.fromkeys(("mi300x", "mi325x", "mi355x"), "pytorch-compiled:attention=sdpa"),
-            **dict.fromkeys(("tpu", "trn2"), "xla"),
-        },
-        "megatron": {
-            "": "nemo-h100",
-            **dict.fromkeys(("b200", "b300", "gb200", "gb300"), "nemo-blackwell"),
-            **dict.fromkeys(("a100", "v100"), "megatron-2021"),
-            **dict.fromkeys(("mi300x", "mi325x", "mi355x"), "megatron-rocm"),
-            **dict.fromkeys(("tpu", "trn2"), "xla"),
-        },
-    }
-)
-"""The platforms of a framework by the family of the device; "" for families on which none was fitted.
+@cache
+def frameworks() -> Mapping[str, Mapping[str, Any]]:
+    """Return what is known of each framework by name, from `frameworks.json` beside this file.
 
-V100 has A100's, as its neighbour; AMD's have what was fitted on nothing, FSDP's with PyTorch's attention. TPUs
-and Trainium run what XLA compiles, whichever library asks for it. Blackwell has H100's but for attention: H100's by
-cuDNN is assumed to be as quick as FlashAttention-3, to which a share was fitted, and Blackwell's was measured. All
-others have that of H100, the newest that was fitted. So it is their best known figure, and
-`minitrain.evidence.similar_runs` says that it was not compared there.
-"""
+    One that is "as" another has its fields, and its habits, but for its own.
+    """
+    from importlib import resources  # noqa: PLC0415  (only where platforms are asked for)
+
+    text = resources.files(__package__ or "minitrain.machine").joinpath("frameworks.json").read_text("utf-8")
+    data = json.loads(text)
+
+    def fields_of(name: str) -> dict[str, Any]:
+        own = data["frameworks"][name]
+        base = fields_of(own["as"]) if "as" in own else {}
+        return {**base, **own, "habits": {**base.get("habits", {}), **own.get("habits", {})}}
+
+    found = {}
+    for name in data["frameworks"]:
+        known = {key: value for key, value in fields_of(name).items() if key not in ("as", "said")}
+        listed = known.get("platforms", ())
+        listed = data["platforms"][listed] if isinstance(listed, str) else listed
+        found[name] = {**known, "platforms": tuple(map(tuple, listed))}
+    return MappingProxyType(found)
+
+
+MEGATRON, TORCHTITAN = "Megatron-Core", "torchtitan"
+"""The frameworks that shipped strategies stand for."""
+
+_NEWEST = "h100"
+"""The device for which a framework's platform is asked for where none is named: the newest that was fitted."""
+
+
+def platform_of_framework(name: str, device: str = "", *, is_alone: bool = False) -> Platform:
+    """Return a framework's platform, with the framework's habits; components alone where none is known.
+
+    Args:
+        name: of the framework, or "components".
+        device: the name of a hardware config.
+        is_alone: whether the device is beside no other, so that nothing is hidden.
+    """
+    if name not in frameworks():
+        return COMPONENTS
+    known = frameworks()[name]
+    found = next((one for pattern, one in known["platforms"] if re.search(pattern, device or _NEWEST)), None)
+    found = known.get("alone") if is_alone and "alone" in known else found
+    return replace(COMPONENTS if found is None else platforms()[found], **known["habits"])
 
 
 def find_platform(platform: str | Platform | None, device: str = "") -> Platform:
@@ -338,8 +409,8 @@ def find_platform(platform: str | Platform | None, device: str = "") -> Platform
     Raises:
         UsageError: there is no such platform.
 
-    >>> find_platform("megatron", "a100_80g").name
-    'megatron-2021'
+    >>> find_platform("Megatron-Core", "a100_80g").name
+    'zero-bubble'
     >>> find_platform("nemo-h100:dispatcher=deepep,captures=True").dispatcher
     'deepep'
     """
@@ -352,14 +423,13 @@ def find_platform(platform: str | Platform | None, device: str = "") -> Platform
         return _changed(find_platform(name, device), changes)
     if isinstance(platform, str) and platform.endswith(".json"):
         return Platform.read(platform)
-    by_family = FRAMEWORKS.get(platform, {}) if isinstance(platform, str) else {}
-    name = by_family.get(device.partition("_")[0].lower(), by_family.get("", platform))
-    if by_family and ":" in name:
-        return find_platform(name)
-    found = platforms().get(name) if isinstance(name, str) else None
+    named = {name.lower(): name for name in frameworks()} | {"megatron": MEGATRON}
+    if isinstance(platform, str) and platform.lower() in named:
+        return platform_of_framework(named[platform.lower()], device)
+    found = platforms().get(platform) if isinstance(platform, str) else None
     if found is None:
         raise UsageError(
-            f"platform must be a framework ({', '.join(FRAMEWORKS)}), one of {', '.join(platforms())}, a "
+            f"platform must be a framework ({', '.join(frameworks())}), one of {', '.join(platforms())}, a "
             "platform's file (.json) or a "
             f"minitrain.machine.platforms.Platform, got {platform!r:.80}; use one of them",
             platform=platform,

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -35,7 +35,7 @@ from minitrain.machine.kernel_device import loop_share as loop_share_of
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.measured_topology import places_of, topology_of
 from minitrain.machine.network import CHANNEL_GBPS, SENDING_WARPS, channels_of_message, memory_bytes, select_tier
-from minitrain.machine.platforms import COMPONENTS, UPDATE_BYTES, exposed_share
+from minitrain.machine.platforms import COMPONENTS, UPDATE_BYTES, StandsFor, exposed_share
 from minitrain.machine.price import (
     FREE,
     ROOFLINE,
@@ -50,7 +50,7 @@ from minitrain.machine.price import (
 from minitrain.machine.topology import FlatTopology, Topology, Transfer, make_topology
 from minitrain.operations import ON_HOST, UPDATE_ON_HOST, WRITE
 from minitrain.workloads.matmul import MATMUL_LAYER
-from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, KernelHabits, PassMode, Style, Workload, fills_devices
+from minitrain.workloads.workload import USUAL, WEIGHT_PASSES, PassMode, Style, Workload, fills_devices
 
 if TYPE_CHECKING:
     from minitrain.workloads.kernels import KernelList
@@ -402,7 +402,7 @@ class KernelPredictor(_ConfigPredictor):
         self.style = Style(
             attention=platform.attention_of(rates),
             casts_apart=platform.casts_apart,
-            **{each.name: getattr(platform, each.name) for each in fields(KernelHabits)},
+            **platform.habits,
             captures=captures,
             captures_experts=captures == "whole" or (platform.pads_experts and captures is True),
             loop_share=loop_share_of(system.name) if is_waiting else 1.0,
@@ -418,6 +418,16 @@ class KernelPredictor(_ConfigPredictor):
         topology = topology_of(system.networks, world_size, network, placement, without=pricing.without)
         super().__init__(workload, device, topology)
 
+    def in_layout(self, layout: StandsFor) -> Self:
+        """Return the same prices for runs of another layout."""
+        if layout not in self._layouts:
+            other = self._layouts[layout] = copy.copy(self)
+            other.pricing = replace(self.pricing, stands_for=layout)
+            other._platform = other.pricing.known_platform
+            other.style = replace(self.style, **other._platform.habits)
+            other._remember_prices()
+        return self._layouts[layout]
+
     def _remember_prices(self) -> None:
         """Begin anew for a workload, which must list its kernels."""
         if not hasattr(self.workload, "pass_kernels"):
@@ -426,7 +436,9 @@ class KernelPredictor(_ConfigPredictor):
                 'train a transformer or the default layers, or leave fidelity="roofline"'
             )
         self._lists = cast("ListsKernels", self.workload)
+        self._layouts: dict[StandsFor, Self] = {}
         super()._remember_prices()
+        self._pairs_are_alike &= not self._platform.batches_messages  # those of a stage, and of two
 
     def _first_like(self, layer: int) -> int:
         return self._lists.first_like(layer)
@@ -441,7 +453,7 @@ class KernelPredictor(_ConfigPredictor):
 
     def _priced(self, work: KernelList) -> KernelList:
         """Return those of some kernels that an ablation does not leave out."""
-        return _without(work, self._left_out) if self._left_out else work
+        return work.without(self._left_out) if self._left_out else work
 
     def _load(self, num_shards_on_device: int, num_shards: int, layer: int = 0, num_parts: int = 1) -> Price:  # noqa: ARG002
         return Price(0.0)  # a step of many: the weights are there
@@ -520,8 +532,8 @@ class KernelPredictor(_ConfigPredictor):
         num_channels = channels_of_message(size_bytes, self.world_size // max(1, apart), self.num_nodes)
         if getattr(self.system.sheet, "vendor", None) == "NVIDIA":  # NCCL's, each one block
             price = replace(price, processor_usage=num_channels / cast(KernelDevice, self.device).rates.num_units)
-        batches = self._platform.batches_messages
-        if batches == "always" or (batches == "within nodes" and self.num_nodes == 1):
+        stage_size = self.pricing.stands_for.stage_size if self.pricing.stands_for else 1
+        if self._platform.batches_messages and source // stage_size != dest // stage_size:
             price = self._batched(price, abs(source - dest), num_channels)
         return self._beside_memory(price, memory_bytes(op, size_bytes, 2))
 
@@ -549,19 +561,6 @@ class KernelPredictor(_ConfigPredictor):
 
             seconds += exposed_seconds(work, self._platform.ring, device, self.topology, cast(Any, self.workload).model)
         return Price(seconds, memory_s=memory_s, persistent_s=persistent_s)
-
-
-def _without(work: KernelList, left_out: frozenset[str]) -> KernelList:
-    """Return some kernels without the passes over memory that an ablation leaves out."""
-    from minitrain.workloads.kernels import KernelList, MemoryPass  # noqa: PLC0415  (only where kernels are priced)
-
-    kept = tuple(k for k in work.kernels if not isinstance(k, MemoryPass) or _term_of(k.name) not in left_out)
-    return KernelList(kept, work.num_launches)
-
-
-def _term_of(name: str) -> str:
-    """Return which term of an ablation a pass over memory belongs to."""
-    return {"loss": "loss", "adam": "update", "gradients": "update", "update": "update"}.get(name, "elementwise")
 
 
 _MATRICES_OF_UNIT = 2  # of an attention, or of an MLP that is not gated: each is a collective

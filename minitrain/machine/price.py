@@ -41,7 +41,7 @@ from minitrain.machine.kernel_device import LIMITS, KernelDevice, why_no_kernels
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.measured_topology import places_of
 from minitrain.machine.network import Network, Split, wire_share
-from minitrain.machine.platforms import COMPONENTS, Platform, find_platform
+from minitrain.machine.platforms import COMPONENTS, Platform, StandsFor, find_platform
 from minitrain.operations.collectives import COLLECTIVES
 from minitrain.workloads.workload import Cost, PassMode, Workload
 
@@ -306,7 +306,7 @@ class Pricing:
         without: terms to leave out, of `TERMS`.
         prices: measured times of layers, or None.
         collectives: laws of one's own by collective, each a `Law` or "FILE.py:FUNCTION"; or "OP=FILE.py:FUNCTION,...".
-        stands_for: the platform where None was asked for, which is the strategy's; components alone if None too.
+        stands_for: the strategy's framework, whose platform is taken where None was asked for, and the run's layout.
         reason: why a transformer is priced by the roofline, where nobody asked for that.
 
     Raises:
@@ -318,7 +318,7 @@ class Pricing:
     without: Sequence[str] = ()
     prices: MeasuredLayers | None = None
     collectives: Any = field(default=None, hash=False)  # laws by collective
-    stands_for: str | None = None
+    stands_for: StandsFor | None = None
     reason: str = ""
 
     def __post_init__(self) -> None:
@@ -366,9 +366,10 @@ class Pricing:
         reason = self._why_roofline(system, workload)
         if reason is not None:
             return replace(self, fidelity="roofline", stands_for=None, reason=reason or self.reason)
-        wanted = self.platform or (self.stands_for if _has_model(workload) else None)
+        framework = None if self.stands_for is None else self.stands_for.framework
+        wanted = self.platform or (framework if _has_model(workload) else None)
         platform = None if wanted is None and not _has_model(workload) else find_platform(wanted, system.name)
-        return replace(self, fidelity="kernels", platform=platform, stands_for=None)
+        return replace(self, fidelity="kernels", platform=platform)
 
     def _why_roofline(self, system: SystemConfig, workload: Any) -> str | None:
         """Return why the roofline prices a workload, "" where it was asked for or is usual; None where kernels do."""
@@ -420,8 +421,9 @@ class Pricing:
 
     @property
     def known_platform(self) -> Platform:
-        """Return the platform; components alone if none was named."""
-        return COMPONENTS if self.platform is None else find_platform(self.platform)
+        """Return what the platform is in the run's layout; components alone if none was named."""
+        found = COMPONENTS if self.platform is None else find_platform(self.platform)
+        return found if self.stands_for is None else found.in_layout(self.stands_for)
 
 
 Law = Callable[[float, Split, Sequence[Network]], float]

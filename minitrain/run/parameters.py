@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
     from minitrain.machine.given_durations import Calibration
     from minitrain.machine.measured_layers import MeasuredLayers
+    from minitrain.machine.platforms import StandsFor
 
     class SharedPlatform(Protocol):
         """A `minitrain.platform.VirtualHardwarePlatform`, which is of a room above."""
@@ -413,11 +414,11 @@ class RunParameters:
         """Return all parameters by name."""
         return {name: getattr(self, name) for name in DEFAULTS}
 
-    def predictor(self, stands_for: str | None = None) -> Predictor | RankPredictors:
+    def predictor(self, stands_for: StandsFor | None = None) -> Predictor | RankPredictors:
         """Return what prices the operations of the run: one predictor for all ranks, or one for each.
 
         Args:
-            stands_for: the framework that the strategy stands for, whose platform is taken where none is given.
+            stands_for: the strategy's framework, whose platform is taken where none is given, and the layout.
 
         Raises:
             UsageError: the network does not connect so many ranks, or there is another number of predictors.
@@ -439,14 +440,15 @@ class RunParameters:
             return predictors_of(hardware, *machine, self.workload, pricing)
         return make_predictor(self.hardware, self.world_size, self.network, self.placement, self.workload, pricing)
 
-    def pricing(self, stands_for: str | None = None) -> Pricing:
+    def pricing(self, stands_for: StandsFor | None = None) -> Pricing:
         """Return how operations are priced; a UsageError where that cannot be.
 
         Args:
-            stands_for: the framework that the strategy stands for.
+            stands_for: the strategy's framework, and the layout.
         """
         given = {name: getattr(self, name) for name in PRICING_PARAMETERS}
-        if stands_for is None and all(value in (None, ()) for value in given.values()):
+        framework = None if stands_for is None else stands_for.framework
+        if framework is None and all(value in (None, ()) for value in given.values()):
             return USUAL
         return Pricing(**given, stands_for=stands_for)
 

@@ -22,7 +22,7 @@ from minitrain.engine.protocol import lines_of_calls, shortened
 from minitrain.engine.semantics import DeclaredLocalSteps, Entry, SharesOfRun
 from minitrain.errors import MinitrainError, StrategyError, UsageError
 from minitrain.machine.device import DataSheet
-from minitrain.machine.platforms import find_platform
+from minitrain.machine.platforms import StandsFor, find_platform
 from minitrain.machine.predictor import network_of
 from minitrain.machine.price import PENDING, Predictor, RankPredictors, predictor_of
 from minitrain.operations import PRICE, STRIDE
@@ -33,9 +33,9 @@ from minitrain.run.result import Run
 from minitrain.run.strategy_loading import (
     Strategy,
     choose_strategy,
-    framework_of,
     hides_collectives,
     options_of,
+    stands_for,
     unwrapped,
 )
 from minitrain.source_lines import passed_by
@@ -89,6 +89,11 @@ class PreparedRun:
             return asked
         is_whole = parameters.log == "full" and self.entry_clocks is None
         return is_whole and suits_contention(self.function, self.predictor)
+
+    @property
+    def stands_for(self) -> StandsFor:
+        """What the run stands for: its strategy's framework, and the layout."""
+        return stands_for(self.function, self.options, self.parameters.world_size)
 
     @property
     def priced_by(self) -> str:
@@ -266,7 +271,7 @@ def prepare(strategy: str | Strategy, keywords: Mapping[str, Any], watch: Watch 
     parameters, common = split_keywords(keywords)
     chosen = choose_strategy(strategy)
     options = chosen.options_with(common, DEFAULTS)
-    predictor = parameters.predictor(framework_of(chosen.function))
+    predictor = parameters.predictor(stands_for(chosen.function, options, parameters.world_size))
     return PreparedRun(chosen.name, chosen.function, options, parameters, predictor, watch)
 
 

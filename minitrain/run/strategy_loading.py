@@ -41,6 +41,7 @@ from weakref import WeakKeyDictionary
 
 from minitrain.errors import StrategyError
 from minitrain.files import is_file
+from minitrain.machine.platforms import MEGATRON, TORCHTITAN, StandsFor
 from minitrain.plain_text import meanings_of
 from minitrain.run.above import above
 
@@ -211,7 +212,43 @@ def framework_of(strategy: Strategy) -> str | None:
     own: str | None = getattr(function, "framework", None)
     if own is not None or not is_shipped(function):
         return own
-    return "megatron" if _name_of(function) in _OF_MEGATRON else "torchtitan"
+    return MEGATRON if _name_of(function) in _OF_MEGATRON else TORCHTITAN
+
+
+def stands_for(strategy: Strategy, options: Mapping[str, Any], world_size: int) -> StandsFor:
+    """Return what a run of a strategy stands for.
+
+    Args:
+        strategy: the strategy.
+        options: those that it is given.
+        world_size: number of ranks.
+    """
+    name = _name_of(strategy) if is_shipped(unwrapped(strategy)) else ""
+    given = {**{each: option.default for each, option in options_of(strategy).items()}, **options}
+
+    def count(option: str, usual: int) -> int:
+        value = given.get(option, usual)
+        return value if isinstance(value, int) and value > 0 else usual
+
+    tp, ep = count("tp", 1), count("ep", 1)
+    pp = count("pp", world_size // ep if name in _OF_STAGES or "pp" in given else 1)
+    zero = given.get("zero", _ZERO.get(name, 0))
+    is_known = name or "pp" in given
+    hides_parts, stage_size = tp > 1 and not given.get("overlap_parts"), max(1, world_size // pp) if is_known else 1
+    num_replicas = max(1, world_size // (pp * tp))
+    num_shards = count("shard_size", num_replicas // count("replicas", 1))
+    return StandsFor(framework_of(strategy), hides_parts, stage_size, num_replicas, zero, num_shards)
+
+
+_ZERO = {
+    **dict.fromkeys(("zero1", "pp_zero1"), 1),
+    "zero2": 2,
+    **dict.fromkeys(("fsdp", "hsdp", "pp_hsdp", "pp_zero3", "zero3", "zero3_prefetch"), 3),
+}
+"""What replicas shard in shipped strategies that have no option of that name."""
+
+_OF_STAGES = ("1f1b", "gpipe", "zb_h1")
+"""The shipped strategies whose ranks are the places of one pipeline."""
 
 
 def hides_collectives(strategy: Strategy) -> bool:

@@ -60,7 +60,7 @@ from minitrain.run.analysis.timeline import NONE, Bools, Timeline
 from minitrain.run.parameters import Fault, FaultRate, Recovery
 from minitrain.run.rank_tasks import PreparedRun
 from minitrain.run.result import Run
-from minitrain.run.strategy_loading import framework_of
+from minitrain.run.strategy_loading import stands_for
 from minitrain.tensors import Weight
 
 KEPT = ("weights", "opt_states")
@@ -585,7 +585,8 @@ def _smaller(prepared: PreparedRun, ranks: Sequence[int], shares: Shares | None 
     if old.slowdown:
         changes["slowdown"] = {place: old.slowdown[rank] for place, rank in enumerate(ranks) if rank in old.slowdown}
     parameters = replace(old, **changes)
-    return replace(prepared, parameters=parameters, predictor=parameters.predictor(framework_of(prepared.function)))
+    found = stands_for(prepared.function, prepared.options, len(ranks))
+    return replace(prepared, parameters=parameters, predictor=parameters.predictor(found))
 
 
 def nodes_of(prepared: PreparedRun) -> Sequence[int] | None:

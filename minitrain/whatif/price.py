@@ -23,6 +23,7 @@ import numpy as np
 from minitrain.errors import UsageError, typed
 from minitrain.machine.cluster import Cluster
 from minitrain.machine.config import SystemConfig, load_config, validated, with_value
+from minitrain.machine.platforms import StandsFor
 from minitrain.machine.price import PRICING_PARAMETERS, Pricing, RankPredictors
 from minitrain.run.analysis.labels import GIB, duration
 from minitrain.run.analysis.timeline import Floats, Ints
@@ -33,7 +34,7 @@ from minitrain.run.parameters import DEFAULTS, PRICE_ONLY, RunParameters, cluste
 from minitrain.run.rank_tasks import PreparedRun, prepare
 from minitrain.run.result import Run
 from minitrain.run.simulation import PriceKeywords, on_machines, simulate, simulate_async
-from minitrain.run.strategy_loading import Strategy, framework_of
+from minitrain.run.strategy_loading import Strategy
 from minitrain.tensors.index_sets import grouped
 from minitrain.whatif.joint_execution import MachineGroup, execute
 from minitrain.whatif.joint_figures import JointFigures
@@ -169,12 +170,12 @@ class Configurations:
         found = [name for name in _ONE_AT_A_TIME if is_given(name, getattr(parameters, name))]
         return f"{found[0]} follows one machine at a time" if found else None
 
-    def machines(self, parameters: RunParameters, stands_for: str | None) -> Machines:
+    def machines(self, parameters: RunParameters, stands_for: StandsFor) -> Machines:
         """Return the sources of prices of all machines.
 
         Args:
             parameters: those of the run on the first machine.
-            stands_for: the framework that the strategy stands for.
+            stands_for: the strategy's framework, and the layout.
 
         Raises:
             UsageError: a parameter is outside its rule, or a network does not connect so many ranks.
@@ -193,7 +194,7 @@ class Configurations:
         slowdowns = self._values("slowdown")
         return Machines(sources, slowdowns if any(slowdowns) else None, self._varied)
 
-    def _pricings(self, stands_for: str | None) -> list[Pricing]:
+    def _pricings(self, stands_for: StandsFor) -> list[Pricing]:
         """Return how operations are priced on each machine."""
         columns = [self._values(name) for name in PRICING_PARAMETERS]
         if not any(name in self._own for name in PRICING_PARAMETERS):
@@ -511,7 +512,7 @@ async def _groups(prepared: PreparedRun, configurations: Configurations, reason:
     """Return the machines as they were executed together."""
     if reason is not None:
         return [MachineGroup(configurations.places, None, reason)]
-    return await execute(prepared, configurations.machines(prepared.parameters, framework_of(prepared.function)))
+    return await execute(prepared, configurations.machines(prepared.parameters, prepared.stands_for))
 
 
 async def _figures(strategy: str | Strategy, configurations: Configurations, group: MachineGroup) -> Any:

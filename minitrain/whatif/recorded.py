@@ -144,7 +144,8 @@ def _run_as(machine: Machine, known: dict[int, Hashable]) -> Hashable:
     if id(pricing) not in known:
         platform = pricing.platform if isinstance(pricing.platform, str | None) else id(pricing.platform)
         known[id(pricing)] = pricing.fidelity, platform, pricing.without, id(pricing.prices), pricing.stands_for
-    named = hardware.name if pricing.platform is not None or pricing.stands_for is not None else None
+    is_named = pricing.platform is not None or (pricing.stands_for and pricing.stands_for.framework)
+    named = hardware.name if is_named else None
     where = None if placement is None else tuple(placement)
     return known[id(pricing)], named, network, where, hardware.sheet.device_class, hardware.sheet.num_units is None
 

@@ -8,7 +8,7 @@ Left out: caches (operands are counted as read once), and kernels that are fused
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
@@ -276,6 +276,14 @@ class KernelList:
     def __add__(self, other: KernelList) -> KernelList:
         """Return both, one after the other."""
         return KernelList(self.kernels + other.kernels, self.num_launches + other.num_launches)
+
+    def without(self, left_out: Collection[str]) -> KernelList:
+        """Return them without the passes over memory of some terms of an ablation: "loss", "update", "elementwise"."""
+        terms = {"loss": "loss", **dict.fromkeys(("adam", "gradients", "update"), "update")}
+        kept = (
+            k for k in self.kernels if not isinstance(k, MemoryPass) or terms.get(k.name, "elementwise") not in left_out
+        )
+        return KernelList(tuple(kept), self.num_launches)
 
     @property
     def work_flop(self) -> float:

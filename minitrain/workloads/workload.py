@@ -363,8 +363,11 @@ class KernelHabits:
         one_hot_embedding: whether the embedding is a multiplication by one-hot rows, which matrix units do (MaxText's
             `use_iota_embed`), and no lookup.
         fused_loss: whether softmax and cross entropy are one kernel.
-        gradient_accesses: how often a step reads or writes an element of a rank's whole gradients, beside what the
-            optimizer does with its shards.
+        gradient_accesses: how often a step of replicas reads or writes an element of a rank's whole gradients, beside
+            what the optimizer does with its shards. Megatron-LM divides its buffer of gradients by the number of
+            replicas before it is summed (two accesses: `allreduce_gradients` of `model/distributed.py` in 2021).
+            Megatron-Core also takes its norm, to find what is no number, and sets it to zero (four together:
+            `Bucket.start_grad_sync` and `zero_grad_buffer` of `core/distributed` 0.8).
         apart: whether each operation that PyTorch dispatches is a kernel of its own, as models of plain PyTorch without
             `torch.compile` have it.
         hugging_face: whether these are the operations of Hugging Face's transformers, and of its trainer's AdamW.
@@ -372,7 +375,8 @@ class KernelHabits:
         launch_factor: time of a launch within a model over that of `torch.nn.Linear`'s forward, or of an
             optimizer's, where PyTorch dispatches operations one by one.
         by_parameter: whether AdamW updates one parameter after another (PyTorch's `foreach=False`).
-        copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it.
+        copies_units: ranks that share units whose weights and gradients FSDP2 casts and copies; 0 without it, 1 where
+            the layout says how many.
         copies_parts: whether tensor parallelism's collectives along the sequence are copied into and out of, as
             DTensor's are.
         dtensors: whether PyTorch dispatches each operation on divided weights as one on DTensors, without

@@ -31,7 +31,7 @@ def test_the_wheel_has_the_tables_and_what_is_stored() -> None:
 
 def test_what_is_stored_is_what_validating_gives() -> None:
     done = mt.validate(["c2", "e2", "b3"])
-    found = stored(done, done)
+    found = stored(done)
     means = stored_means()
     for name, mean in found["means"].items():
         assert means[name] == pytest.approx(mean, abs=2e-4), "python -m minitrain.evidence.stored writes it anew"
@@ -66,7 +66,7 @@ def test_a_run_says_how_far_runs_like_it_were_off(tmp_path: Path) -> None:
     ("given", "why"),
     [
         ({"hardware": "gb200_nvl72"}, " (no run of torchtitan-h100 on GB200)"),
-        ({}, " (torchtitan-h100 on H100: no GPT-like model)"),
+        ({}, " (compiled-fsdp on H100: no GPT-like model)"),
         ({"fidelity": "roofline"}, ""),
         ({"platform": "components"}, " (no run of components on H100, GPT-like"),
         ({"platform": mt.Platform(name="mine")}, " (no run of mine on H100)"),

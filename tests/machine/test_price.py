@@ -69,7 +69,7 @@ def test_a_rate_on_the_wire_is_of_all_that_goes_over_it_whatever_computing_hides
     precision = "fp8" if gathers_narrow else "bf16"
     workload: Any = find_workload("llama3-8b", seq_len=8192, precision=precision)
     assert workload.model.precision.gathers_narrow == gathers_narrow
-    predictor: Any = make_predictor("h100_80g_nvl8", 8, workload=workload, pricing=Pricing("kernels", "megatron"))
+    predictor: Any = make_predictor("h100_80g_nvl8", 8, workload=workload, pricing=Pricing("kernels", "nemo-h100"))
     price = predictor.collective("all_gather", 2**30, range(4))
     found = _account(predictor, price)
     assert found.wire_bytes == 2**30 * 3 / 4 / narrower

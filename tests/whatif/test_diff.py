@@ -217,7 +217,7 @@ def test_of_two_ranks_the_slower_one_is_skewed() -> None:
 
 
 def test_two_machines_differ_by_latency_and_bandwidth() -> None:
-    sizes = {name: SIZES[name] for name in ("world_size", "global_batch_size", "fold")}
+    sizes = {name: SIZES[name] for name in ("world_size", "global_batch_size", "fold")} | {"platform": "components"}
     a, b = (mt.simulate("zero3", workload="tiny", hardware=name, **sizes) for name in ("h100_80g_nvl8", "a100_80g"))
     gap = mt.diff(a, b)
     assert adds_up(gap)

@@ -120,6 +120,7 @@ def test_any_machines_and_sizes_are_priced_as_by_separate_simulations(
 @pytest.mark.parametrize("strategy", ["fsdp", "megatron:tp=2", "1f1b"])
 def test_a_transformer_is_priced_as_by_separate_simulations(strategy: str, fidelity: str) -> None:
     sizes: dict[str, Any] = {"world_size": 4, "global_batch_size": 8, "workload": LLAMA_LIKE, "fidelity": fidelity}
+    sizes |= {"contention": False}  # which moves events
     paths = {"networks[0].bandwidth": [600.0, 300.0, 3.0], "mem1.GBps": [2000.0, 1000.0, 2000.0]}
     priced = mt.price(strategy, ["h100_80g_nvl8", "a100_80g", "h100_80g_nvl8"], vary=paths, **sizes)
     require_equal_to_separate(priced)

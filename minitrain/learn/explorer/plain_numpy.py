@@ -673,6 +673,11 @@ def count_nonzero(values: Any) -> int:
     return sum(map(bool, asarray(values).flat))
 
 
+def all_(values: Any, axis: int | None = None) -> Any:
+    """Return whether all are true."""
+    return asarray(values)._reduced(all, axis, bool_)
+
+
 def any_(values: Any, axis: int | None = None) -> Any:
     """Return whether any is true."""
     return asarray(values).any(axis)
@@ -771,7 +776,7 @@ def take_along_axis(values: ndarray, places: ndarray, axis: int) -> ndarray:
 
 
 _NUMPY, _TYPING = types.ModuleType("numpy"), types.ModuleType("numpy.typing")
-vars(_NUMPY).update({name: value for name, value in globals().items() if not name.startswith("_")}, any=any_)
+vars(_NUMPY).update({name: value for name, value in globals().items() if not name.startswith("_")}, any=any_, all=all_)
 _TYPING.NDArray = ndarray  # type: ignore[attr-defined]
 
 

@@ -23,6 +23,7 @@ from minitrain.errors import MinitrainError, UsageError
 from minitrain.machine.cluster import Cluster
 from minitrain.machine.communication_buffers import Communication
 from minitrain.machine.config import SystemConfig
+from minitrain.machine.platforms import MEGATRON, TORCHTITAN
 from minitrain.operations import PASSES
 from minitrain.run.device_memory import DeviceMemory, workspace_bytes_of
 from minitrain.run.result import Run
@@ -118,7 +119,7 @@ class DeviceTimes:
     precision: Precision | None = None
     recompute: Recompute = "none"
     recomputations: Sequence[Recompute] = ()
-    framework: str | None = "megatron"
+    framework: str | None = MEGATRON
     _runs: dict[tuple[str | None, str, int, int], Run | None] = field(default_factory=dict)
     _layers: dict[tuple[str | None, str, int, int], list[float] | None] = field(default_factory=dict)
     _lacking: dict[str, str] = field(default_factory=dict)
@@ -143,7 +144,7 @@ class DeviceTimes:
         machine: dict[str, Any] = {"hardware": self.cluster, "placement": [node] * tp, "world_size": tp, "fold": False}
         workload = self.step.get("workload")
         is_transformer = not (workload is None or hasattr(workload, "compute_cost"))
-        is_megatron = tp > 1 or (is_transformer and self.framework != "torchtitan")
+        is_megatron = tp > 1 or (is_transformer and self.framework != TORCHTITAN)
         how: dict[str, Any] = {"tp": tp, "microbatch_size": num_samples} if is_megatron else {}
         try:
             return simulate(

@@ -30,7 +30,7 @@ from minitrain.run.rank_tasks import prepare
 from minitrain.run.result import Run
 from minitrain.run.run_file import plain
 from minitrain.run.simulation import FailedRun, simulate_async
-from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy, framework_of
+from minitrain.run.strategy_loading import ChosenStrategy, Strategy, choose_strategy, stands_for
 from minitrain.search.sweeps.executors import first_done, workers_of
 from minitrain.search.sweeps.own_processes import TimeLimitError, WorkerLostError, run_within
 from minitrain.tensors.index_sets import grouped
@@ -100,7 +100,7 @@ async def _summaries(chosen: ChosenStrategy, configurations: Sequence[Parameters
     found: Summaries = [None] * len(configurations)
     if together.reason_to_simulate_each(prepared.parameters) is not None:
         return found
-    for group in await execute(prepared, together.machines(prepared.parameters, framework_of(prepared.function))):
+    for group in await execute(prepared, together.machines(prepared.parameters, prepared.stands_for)):
         if group.figures is not None:
             places = group.places.tolist()
             for place, summary in zip(
@@ -183,7 +183,9 @@ class SharedByBatch:
         if parameters.get("placement") is not None:
             return None
         given = {name: parameters[name] for name in PRICING_PARAMETERS if name in parameters}
-        return hardware, world_size, network, Pricing(**given, stands_for=framework_of(chosen.function))
+        options = {**parameters, **parameters.get("options", {}), **chosen.options}
+        layout = stands_for(chosen.function, options, world_size)
+        return hardware, world_size, network, Pricing(**given, stands_for=layout)
 
 
 Row = dict[str, Any]

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 
 from minitrain.errors import MinitrainError, UsageError
+from minitrain.machine.platforms import StandsFor
 from minitrain.run.analysis.timeline import Floats
 from minitrain.search.schedules import dualpipe_v
 from minitrain.search.schedules.schedule import Cell
 from minitrain.search.tuning.layouts import BACKWARD, END_FIGURES, FORWARD, Columns, Pipeline
+from minitrain.search.tuning.pieces import in_layout
 from minitrain.search.tuning.problem import Candidate, Machine, changed_beside, cut_into_stages
 from minitrain.tensors import Activation
 from minitrain.workloads.expert_layers import ROUTER, ExpertPass, Piece
@@ -242,9 +244,10 @@ class _Fsdp:
     """
 
     def __init__(self, options: Mapping[str, Any], machine: Machine) -> None:
-        self._options, self._machine, self._predictor = options, machine, machine.predictor
+        self._options, self._machine = options, machine
         self._workload = _with_table(machine, is_shared=True)
         self._tp: int = options.get("tp", 1)
+        self._predictor = in_layout(machine.predictor, StandsFor(None, self._tp > 1, zero=3))
         self._share = machine.problem.global_batch_size * self._tp // machine.problem.world_size  # samples of a rank
         self._shards = machine.problem.world_size // (self._tp * options.get("replicas", 1))
         self._size = max(1, min(options.get("microbatch_size") or self._share, self._share))

@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 
 from minitrain.errors import StrategyError
+from minitrain.machine.platforms import StandsFor
 from minitrain.operations import SEND as MESSAGE
 from minitrain.run.analysis.timeline import Floats
 from minitrain.run.folding.microbatches import Microbatches
 from minitrain.run.rank_tasks import declared_by
 from minitrain.run.strategy_loading import choose_strategy
-from minitrain.search.tuning.pieces import EndKey, PassKey, Piece, Pieces, StagePiece, Triple
+from minitrain.search.tuning.pieces import EndKey, PassKey, Piece, Pieces, StagePiece, Triple, in_layout
 from minitrain.tensors.index_sets import grouped
 
 FORWARD, BACKWARD, SEND, RECEIVE, WAIT = range(5)
@@ -525,13 +526,11 @@ class Columns:
 
     def message_seconds(self, message: Message) -> Floats:
         """Return how long a message takes, s, (width,)."""
-        price, sizes = self.pieces.predictor.p2p, self.message_bytes(message).tolist()
-        return self.wide(
-            [
-                price(MESSAGE, size, message.source * one.stride, message.dest * one.stride).seconds
-                for one, size in zip(self.layouts, sizes, strict=False)
-            ]
-        )
+        found = []
+        for one, size in zip(self.layouts, self.message_bytes(message).tolist(), strict=False):
+            price = in_layout(self.pieces.predictor, StandsFor(None, stage_size=one.stride)).p2p
+            found.append(price(MESSAGE, size, message.source * one.stride, message.dest * one.stride).seconds)
+        return self.wide(found)
 
     def _layer_keys(self, code: int, stage: int, number: int) -> list[Any]:
         """Return what the piece of a layer depends on, a key a block: kinds around it, and what precedes the first."""

@@ -27,6 +27,7 @@ from itertools import pairwise, starmap
 from typing import Any
 
 from minitrain.engine.stores import Account
+from minitrain.machine.platforms import StandsFor
 from minitrain.machine.price import Price
 from minitrain.operations import COMPUTE, LAYER, PRICE, STREAM, STRIDE, TIME, TYP, UNITS_PER_ELEMENT
 from minitrain.run.event_loops import rare_collections, run_to_end
@@ -67,6 +68,12 @@ class EndKey:
     zero: int
     sequence_parallel: bool
     is_alone: bool = False
+    overlap_parts: bool = False
+
+    @property
+    def layout(self) -> StandsFor:
+        """What the prices of these depend on."""
+        return StandsFor(None, self.tp > 1 and not self.overlap_parts, self.dp * self.tp, self.dp, self.zero)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +316,11 @@ def _noted(rows: _NotedRows) -> list[Noted]:
     ]
 
 
+def in_layout(predictor: Any, layout: StandsFor) -> Any:
+    """Return what prices runs of a layout; the predictor itself where prices do not depend on it."""
+    return predictor.in_layout(layout) if hasattr(predictor, "in_layout") else predictor
+
+
 class PricesOfFirst:
     """The prices of a machine for groups of neighbours, each of which costs as much as the one that begins at rank 0.
 
@@ -515,7 +527,7 @@ class Pieces:
         self.predictor = predictor.training(workload)
         self._short = _short_workload(workload)
         self._of_short = predictor.training(self._short)
-        self._of_neighbours: dict[tuple[int, int], PricesOfFirst] = {}  # by `tp` and `cp`
+        self._of_neighbours: dict[tuple[int, int, bool], PricesOfFirst] = {}  # by `tp`, `cp` and `overlap_parts`
         self._kind_of: list[int] = [*map(workload.first_like, range(workload.num_layers))]
         self._figures: dict[tuple[EndKey, int], Sequence[float]] = {}
         self._passes: dict[PassKey, Passes] = {}
@@ -598,7 +610,9 @@ class Pieces:
         pp, num_neighbours = len(stages), key.cp * key.tp
         sharing = {"cp": key.cp} if key.cp > 1 else {}
         ring = key.tp, self._ring or key.cp
-        prices = self._of_neighbours.setdefault((key.tp, key.cp), PricesOfFirst(self._of_short, num_neighbours, ring))
+        own = in_layout(self._of_short, StandsFor(None, not key.overlap_parts, self._of_short.world_size, 2))
+        group = key.tp, key.cp, key.overlap_parts
+        prices = self._of_neighbours.setdefault(group, PricesOfFirst(own, num_neighbours, ring))
         noted = record(
             "megatron",
             {"pp": pp, "dp": 1, **sharing, "tp": key.tp},
@@ -649,6 +663,7 @@ class Pieces:
     def _executed_ends(self, key: EndKey) -> dict[int, EndPiece]:
         """Execute a step of one stage, and keep what comes before and after its passes."""
         workload = self._workload_at_ends(self._short, key)
+        prices = self._of_short if workload is self._short else self.predictor.training(workload)
         (noted,) = record(
             "megatron",
             {"pp": 1, "dp": key.dp, "tp": key.tp},
@@ -656,7 +671,7 @@ class Pieces:
             world_size=key.dp * key.tp,
             global_batch_size=key.dp,
             microbatch_size=1,
-            hardware=self._of_short if workload is self._short else self.predictor.training(workload),
+            hardware=in_layout(prices, key.layout),
             tp=key.tp,
             pp=1,
             zero=key.zero,

@@ -28,6 +28,7 @@ from typing import Any
 from minitrain.engine.stages import stages_of
 from minitrain.errors import UsageError
 from minitrain.machine.measured_topology import places_of
+from minitrain.machine.platforms import StandsFor
 from minitrain.machine.predictor import KernelPredictor, RuntimePredictor
 from minitrain.run.contention import EXACT
 from minitrain.run.figures import FiguresOfStep, usd_per_hour_of, watts_of
@@ -50,7 +51,7 @@ class TuningProblem:
         world_size: number of ranks.
         global_batch_size: samples of a step.
         more: further parameters of `simulate`.
-        stands_for: the framework that the strategy stands for, which has a part in prices.
+        framework: what the strategy stands for, which has a part in prices.
     """
 
     workload: Any = field(compare=False)
@@ -58,7 +59,7 @@ class TuningProblem:
     world_size: int
     global_batch_size: int
     more: Mapping[str, Any] = field(compare=False)
-    stands_for: str | None = None
+    framework: str | None = None
     key: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -73,7 +74,7 @@ class TuningProblem:
 
     def by(self, strategy: str | Strategy) -> TuningProblem:
         """Return the same problem for one strategy, by whose framework steps are priced."""
-        return replace(self, stands_for=framework_of(choose_strategy(strategy).function))
+        return replace(self, framework=framework_of(choose_strategy(strategy).function))
 
     @property
     def machine(self) -> Machine:
@@ -95,7 +96,8 @@ class Machine:
     def __init__(self, problem: TuningProblem) -> None:
         self.problem = problem
         self.parameters = RunParameters(**problem.parameters)
-        predictor: Any = self.parameters.predictor(problem.stands_for)
+        any_layout = StandsFor(problem.framework, True, problem.world_size, 2)  # with parts, and replicas
+        predictor: Any = self.parameters.predictor(any_layout)
         self.predictor = predictor
         self.workload: Any = predictor.workload
         self.num_layers: int = self.parameters.num_layers
@@ -537,7 +539,7 @@ def pipeline_of(machine: Machine, options: Mapping[str, Any], stages: tuple[rang
     named = {name: options[name] for name in ("sequence_parallel", "recompute", "scatter_gather", "overlap_parts")}
     return Pipeline(
         PassKey(tp, options["microbatch_size"], **named, cp=cp, is_alone=pp == 1),
-        EndKey(tp, dp, options["zero"], options["sequence_parallel"], is_alone=pp == 1),
+        EndKey(tp, dp, options["zero"], options["sequence_parallel"], pp == 1, options["overlap_parts"]),
         pp,
         stages,
         machine.problem.global_batch_size // (dp // cp) // options["microbatch_size"],
