@@ -35,6 +35,8 @@ from minitrain.machine.config import (
     LIKE,
     every_fault,
     is_shipped,
+    machine_data,
+    machine_name,
     parse,
     read_file,
     shipped_clusters,
@@ -251,6 +253,8 @@ def _rest(config: str, found: Sequence[Figure], data: Mapping[str, Any]) -> list
 
 def _raw(config: str) -> Any:
     """Return the data in the file of a valid config."""
+    if machine := machine_name(config):
+        return machine_data(machine)
     name = config.removesuffix(".json")
     text = shipped_text(name) if is_shipped(config) else read_file(config)
     return parse(text, config)

@@ -655,7 +655,7 @@ def _of_communication(row: Row, framework: Framework, layout: Layout, system: Sy
         yield Assumption(f"slices of {node} chips, each a torus of its own", is_open=True)
     elif _lacks(row, "gpus_per_node") and layout.world_size > 1:
         yield Assumption(f"gpus_per_node not stated: {node}", "gpus_per_node", ("4", "8", "16"))
-    rates = {"nics", "node_gbps", "gpu_gbps"}
+    rates = {"nics", "node_gbps", "gpu_gbps", "machine"}
     if layout.world_size > node and not is_torus and not row.words("inter_node").facts.keys() & rates:
         yield Assumption(f"rate between nodes not stated: that of {system.name}", "inter_node", _RATES)
     if layout.zero >= 2 and layout.pp * layout.ep > 1:

@@ -40,6 +40,7 @@ from minitrain.evidence.columns import (
 )
 from minitrain.files import StrPath, read_cells
 from minitrain.machine import load_config
+from minitrain.machine.config import machine_name, shipped_machines
 from minitrain.machine.device_groups import clock_share
 from minitrain.machine.kernel_device import rates_of
 from minitrain.machine.platforms import COMPONENTS, Platform, frameworks, platform_of_framework
@@ -501,7 +502,8 @@ def machine_of(row: Row) -> SystemConfig:
     if (within.get("pcie") and "pcie" not in name) or (within.get("nvlink") and "pcie" in name):
         raise LackingError(f"intra_node is {row.text('intra_node')!r}, but config {name} joins devices by other links")
     node_size = row.count("gpus_per_node", system.networks[0].size)
-    system = _machine(name, node_size, _interfaces(row, node_size), is_switched="switched" in within)
+    interfaces, network = _interfaces(row, node_size), _network(row, name)
+    system = _machine(name, node_size, interfaces, network, is_switched="switched" in within)
     system = _with_fewer_links(system) if facts.get("export") else system
     return _at_power(system, facts["power_w"]) if "power_w" in facts else system
 
@@ -572,18 +574,61 @@ def _interfaces(row: Row, node_size: int) -> tuple[int, float] | None:
         return int(facts["nics"]), facts["gbps"] / 8
     if "node_gbps" in facts:
         return 8, facts["node_gbps"] / 64
-    return (node_size, facts["gpu_gbps"] / 8) if "gpu_gbps" in facts else None
+    if "gpu_gbps" in facts:
+        return node_size, facts["gpu_gbps"] / 8
+    machine = _cloud_machine(facts)
+    return (machine["nics"], machine["Gbps"] / 8) if machine else None
+
+
+def _cloud_machine(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return what is known of the cloud's machine that a row names."""
+    name = machine_name(facts["machine"]) if "machine" in facts else None
+    return None if name is None else {"name": name, **shipped_machines()["machines"][name]}
+
+
+def _network(row: Row, config: str) -> str | None:
+    """Return the name of a cloud's network; EFA is that of the device's machine, or of one with such interfaces.
+
+    Raises:
+        LackingError: the cloud's machine has another device.
+    """
+    facts = row.words("inter_node").facts
+    machine = _cloud_machine(facts)
+    if machine is not None:
+        if machine["name"].partition("_")[0] != config.partition("_")[0]:
+            raise LackingError(f"inter_node is {row.text('inter_node')!r}, which has {machine['like']}, not {config}")
+        return machine.get("network")
+    said = facts.get("network")
+    fitting = [each for each in shipped_machines()["machines"].values() if said and said in each.get("network", "")]
+    fitting.sort(key=lambda each: (each["like"] != config, each["Gbps"] != facts.get("gbps")))
+    return fitting[0]["network"] if fitting else None
 
 
 @lru_cache(maxsize=64)
-def _machine(name: str, node_size: int, interfaces: tuple[int, float] | None, *, is_switched: bool) -> SystemConfig:
-    """Return a config with other nodes and interfaces."""
+def _machine(
+    name: str, node_size: int, interfaces: tuple[int, float] | None, network: str | None, *, is_switched: bool
+) -> SystemConfig:
+    """Return a config with other nodes, interfaces and a cloud's network."""
     system = load_config(name)
     inner, *outer = sorted(system.networks, key=lambda tier: tier.size)
     within = _switched(inner) if is_switched else inner
     within = replace(within, size=node_size)
-    tiers = [within, *(_with_interfaces(tier, inner.size, node_size, interfaces) for tier in outer)]
+    tiers = [
+        within,
+        *(_on_network(_with_interfaces(tier, inner.size, node_size, interfaces), network) for tier in outer),
+    ]
     return replace(system, networks=tuple(tiers))
+
+
+def _on_network(tier: Network, name: str | None) -> Network:
+    """Return the tier between nodes with the steps and curves of a cloud's network."""
+    if name is None:
+        return tier
+    listed = shipped_machines()
+    machine = next(each for each, about in listed["machines"].items() if about.get("network") == name)
+    said, known = listed["networks"][name], load_config(machine).networks[-1]
+    curves = {**tier.curves, **{op: known.curves[op] for op in said["curves"]}}
+    return replace(tier, **{key: getattr(known, key) for key in said if key != "curves"}, curves=curves)
 
 
 def _switched(tier: Network) -> Network:

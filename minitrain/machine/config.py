@@ -184,6 +184,45 @@ def shipped_clusters() -> tuple[str, ...]:
     return tuple(sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml")))
 
 
+MACHINES = "clouds/machines.json"
+
+
+@lru_cache(maxsize=1)
+def shipped_machines() -> Mapping[str, Any]:
+    """Return clouds' machines by name, such as `h100_p5.48xlarge`, and the networks that these name."""
+    file = shipped_folder().joinpath(MACHINES)
+    found: Mapping[str, Any] = parse_json(file.read_text("utf-8")) if file.is_file() else {"machines": {}}
+    return found
+
+
+def machine_name(asked: str) -> str | None:
+    """Return the name of a cloud's machine, which may be asked for without its device; None for another one's.
+
+    >>> machine_name("p5.48xlarge")
+    'h100_p5.48xlarge'
+    """
+    known = shipped_machines()["machines"]
+    return next((name for name in known if asked.lower() in (name, name.partition("_")[2])), None)
+
+
+def machine_data(name: str) -> dict[str, Any]:
+    """Return the data of a cloud's machine: the config of its device, with its interfaces and its network."""
+    listed = shipped_machines()
+    about = listed["machines"][name]
+    found = _shipped(about[LIKE])
+    inner, outer = found["networks"]
+    network = listed["networks"].get(about.get("network"), {})
+    outer |= {**network, "curves": outer["curves"] | network.get("curves", {})}
+    outer |= {"nics": about["nics"], "bandwidth": about["nics"] * about["Gbps"] / 8 / inner["size"]}
+    return found
+
+
+def _shipped(name: str) -> dict[str, Any]:
+    """Return the data of a shipped config, that of a config which it is like included."""
+    found: dict[str, Any] = parse(shipped_text(name), f"{name}.json")
+    return like_another(found, f"{name}.json") if LIKE in found else found
+
+
 def shipped_text(name: str) -> str:
     """Return the text of a shipped config."""
     return str(shipped_folder().joinpath(f"{name}.json").read_text("utf-8"))
@@ -213,11 +252,13 @@ def unknown_name(name: str) -> HardwareConfigError:
     if stem in shipped_clusters():
         fault = f"expected the config of one kind of device, found a cluster of several; use one of {', '.join(known)}"
         return refuse(shown(name), [fault])
-    close = _like(stem, (*known, *shipped_clusters()))
+    machines = [machine.partition("_")[2] for machine in shipped_machines()["machines"]]
+    close = _like(stem, (*known, *shipped_clusters(), *machines))
     hint = f"did you mean {' or '.join(map(json.dumps, close))}? " if close else ""
     fault = (
         f"expected the name of a shipped config or of a file, found no such thing; {hint}"
-        f"shipped are {', '.join(known)}; give a file of your own by its path, such as ./my_config.json"
+        f"shipped are {', '.join(known)}; give a file of your own by its path, such as ./my_config.json, or a cloud's "
+        f"machine: {', '.join(machines)}"
     )
     return refuse(shown(name), [fault])
 
@@ -303,9 +344,7 @@ def like_another(data: Mapping[str, Any], label: str) -> dict[str, Any]:
     name = data[LIKE]
     if not is_shipped(name):
         raise unknown_name(str(name))
-    found: dict[str, Any] = parse(shipped_text(str(name).removesuffix(".json")), f"{name}.json")
-    if LIKE in found:
-        found = like_another(found, label)
+    found = _shipped(str(name).removesuffix(".json"))
     for path, value in data.items():
         if path in (LIKE, "name"):
             continue
@@ -532,8 +571,8 @@ def load_config(source: StrPath | Mapping[str, Any] | SystemConfig) -> SystemCon
         return _validated(source, "config", name if isinstance(name, str) else "custom")
     if isinstance(source, str):
         if is_bare(source):
-            shipped = source.removesuffix(".json")
-            if shipped in shipped_names():
+            shipped = machine_name(source) or source.removesuffix(".json")
+            if shipped in (*shipped_names(), *shipped_machines()["machines"]):
                 return _load_shipped(shipped)
             if not os.path.lexists(source):
                 raise unknown_name(source)
@@ -551,8 +590,8 @@ def load_config(source: StrPath | Mapping[str, Any] | SystemConfig) -> SystemCon
 @lru_cache(maxsize=32)
 def _load_shipped(name: str) -> SystemConfig:
     """Load a config that comes with minitrain, once."""
-    label = f"{name}.json"
-    return _validated(parse(shipped_text(name), label), label, name)
+    data = machine_data(name) if name in shipped_machines()["machines"] else _shipped(name)
+    return _validated(data, f"{name}.json", name)
 
 
 def _load_file(path: str) -> SystemConfig:

@@ -21,8 +21,8 @@ does without the sums in the switch that an all_reduce has on newer devices. "hi
 nodes and one across them, as in `topology`, each priced as here.
 
 An operation without a curve of its own is priced by others where they have one: broadcast as all_gather; all_to_all as
-(n-1)/n of its bytes at the p2p curve, those to ranks of the own node inside it and at the same time; barrier as an
-all_reduce of no bytes.
+(n-1)/n of its bytes at the p2p curve; barrier as an all_reduce of no bytes. In an all_to_all what goes to ranks of the
+own node does so inside it and at the same time; `latency_per_rank` of its curve is for each rank of another node.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ from minitrain.operations.collectives import COLLECTIVES
 if TYPE_CHECKING:
     from minitrain.machine.network import Network, TransferCurve
     from minitrain.machine.topology import GroupShape, Topology
+
+
+_FILLING = 0.6
+"""How much longer a tree's chunks take, for each of its levels, to fill its links where hosts forward them."""
 
 
 class MeasuredTopology:
@@ -98,7 +102,7 @@ class MeasuredTopology:
             raise UsageError(f"the size of an operation must be a number of bytes >= 0, not {size_bytes} ({op})", op=op)
         if op in RING_OPS:
             return self._chosen(op, size_bytes, shape, curve, algorithm)
-        if op == "all_to_all" and shape.split.has_two_levels and "all_to_all" not in shape.tier.curves:
+        if op == "all_to_all" and shape.split.has_two_levels:
             return self._exchange(size_bytes, shape)
         if shape.tier is not self._inner:
             curve = self._a_share(curve, shape)
@@ -143,6 +147,9 @@ class MeasuredTopology:
         """Return the seconds of a ring or a tree through several nodes."""
         num_ranks = shape.split.num_ranks
         bandwidth = self._bandwidth(op, shape, curve, by_tree=algorithm == "tree")
+        if algorithm == "tree" and not (is_number(shape.tier.ring_step) and shape.tier.ring_step == 0):
+            levels = max(1.0, _FILLING * (shape.split.num_nodes.bit_length() - 1))
+            curve = replace(curve, half_bytes=curve.half_bytes * levels)
         seconds = curve.seconds(op, size_bytes, num_ranks, bandwidth)
         if curve.latency_per_rank or not size_bytes:
             return seconds
@@ -160,7 +167,7 @@ class MeasuredTopology:
         if algorithm == "tree":
             bandwidth *= _tree_gain(split)
         wire_s = wire_share(op, split.num_ranks) * size_bytes / (bandwidth * 1e9)
-        return overhead_s(algorithm, op, size_bytes, split.num_ranks, split.num_nodes, wire_s)
+        return overhead_s(algorithm, op, size_bytes, split.num_ranks, split.num_nodes, wire_s, shape.tier)
 
     def _two_levels(self, op: str, size_bytes: float, shape: GroupShape) -> float:
         """Return the seconds of the two-level algorithm: collectives inside the nodes and between one rank of each."""
@@ -191,15 +198,16 @@ class MeasuredTopology:
         """Price an all_to_all of several ranks in each of several nodes: across, and inside at the same time."""
         split = shape.split
         each = size_bytes / split.num_ranks
-        across = self._message(shape.tier, each * (split.num_ranks - split.least))
+        peers = split.num_ranks - split.least
+        across = self._message(shape.tier, each * peers, "all_to_all", peers)
         return Transfer(larger(across, self._message(self._inner, each * (split.most - 1))), "hierarchical", shape.tier)
 
-    def _message(self, tier: Network, size_bytes: float) -> float:
-        """Return the seconds of a message on a tier."""
-        curve = tier.curves.get("p2p")
+    def _message(self, tier: Network, size_bytes: float, op: str = "p2p", num_ranks: int = 2) -> float:
+        """Return the seconds of a message on a tier, or of those to some ranks there in an all_to_all."""
+        curve = _curve(tier, op)
         if curve is None:
             return tier.time("p2p", size_bytes, 2)
-        return curve.seconds("p2p", size_bytes, 2, curve.bandwidth(2, self._wires(tier, 1)))
+        return curve.seconds("p2p", size_bytes, num_ranks, curve.bandwidth(2, self._wires(tier, 1)))
 
     def _bandwidth(self, op: str, shape: GroupShape, curve: TransferCurve, *, by_tree: bool) -> float:
         """Return the bus bandwidth of a group, in 1e9 bytes/s."""

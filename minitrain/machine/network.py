@@ -34,7 +34,9 @@ the one of two levels. Where nobody asks, a network decides. Between nodes, NCCL
     base + (steps - steps_across) inside + steps_across across + wire / share            (ring)
     base + 2 ((n/N - 1) inside + floor(log2 N) across) + wire / (share correction(S))    (tree)
 
-A ring has 2 (n-1) steps for an all_reduce, of which 2 N are across, else n-1 and N-1. wire is the time of the bytes at
+A ring has 2 (n-1) steps for an all_reduce, of which 2 N are across, else n-1 and N-1. Where hosts forward what crosses
+(EFA), no step of a ring is shorter than they take for its pieces, one a channel of 32 KiB or more (`threadThreshold` of
+src/enqueue.cc), and a tree of more levels is longer in filling. wire is the time of the bytes at
 full bandwidth, of which a protocol reaches a share; so few bytes go by a protocol of short steps and many by one of
 full bandwidth. `overhead_s` is all of this but the wire itself. A chain counts eight ranks at most: the larger nodes
 that there are sum in their switch (NVLS). Left out: what else switches that reduce in flight save (NVLS, SHARP), limits
@@ -155,6 +157,9 @@ class Network(ReadOnly):
             lie along some axes, have the links of those alone. None where any processors reach what all do.
         nics: network interfaces of a node, which its ranks share, for `MeasuredTopology`; None for one a processor.
         latency_per_rank: seconds more of a collective for each rank but one: the steps of a ring through hosts.
+        latency_across: seconds more of each step to another node than NCCL reckons, for `MeasuredTopology`.
+        ring_step: seconds that hosts take for a step of a ring in which all channels send, for `MeasuredTopology`; 0
+            where no host forwards it.
         curves: prices by size, by operation, for `MeasuredTopology`; `time` does not use them.
     """
 
@@ -175,6 +180,8 @@ class Network(ReadOnly):
     torus: Annotated[int | None, WHOLE, "axes"] = None
     nics: Annotated[int | None, WHOLE] = None
     latency_per_rank: Annotated[float, SECONDS, "s"] = 0.0
+    latency_across: Annotated[float, SECONDS, "s"] = 0.0
+    ring_step: Annotated[float, SECONDS, "s"] = 0.0
     curves: Annotated[
         Mapping[str, TransferCurve],
         Entries(
@@ -407,7 +414,18 @@ _CORRECTION = (
 )
 
 
-def overhead_s(algorithm: str, op: str, size_bytes: float, num_ranks: int, num_nodes: int, wire_s: float) -> float:
+_CHANNEL_BYTES, _RING_CHANNELS = 32 * 1024, 16
+
+
+def overhead_s(
+    algorithm: str,
+    op: str,
+    size_bytes: float,
+    num_ranks: int,
+    num_nodes: int,
+    wire_s: float,
+    tier: Network | None = None,
+) -> float:
     """Return what a collective between nodes takes beyond its bytes at full bandwidth, by NCCL's model, s.
 
     Args:
@@ -417,6 +435,7 @@ def overhead_s(algorithm: str, op: str, size_bytes: float, num_ranks: int, num_n
         num_ranks: how many take part.
         num_nodes: in how many nodes, at least 2.
         wire_s: the time of the bytes at full bandwidth, s.
+        tier: the network between nodes, if its steps are longer than NCCL reckons.
 
     >>> round(overhead_s("ring", "all_gather", 1e9, 16, 2, 3e-3) * 1e6)  # 8.4 us, 14 steps inside, 1 across
     70
@@ -428,8 +447,13 @@ def overhead_s(algorithm: str, op: str, size_bytes: float, num_ranks: int, num_n
         inside, across = max(0, 2 * (num_ranks - 1 - num_nodes)), 2 * num_nodes
     else:
         inside, across = num_ranks - num_nodes, num_nodes - 1
+    further_s, waits_s = (across * tier.latency_across, 0.0) if tier else (0.0, 0.0)
+    if tier and algorithm == "ring":
+        channels = min(max(size_bytes / num_ranks / _CHANNEL_BYTES, 1.0), _RING_CHANNELS)
+        waits_s = (inside + across) * tier.ring_step * channels / _RING_CHANNELS
     return least(  # type: ignore[no-any-return]  # a number
-        (each.base_us + inside * each.inside_us + across * each.across_us) * 1e-6 + wire_s * (1 / share - 1)
+        larger((each.base_us + inside * each.inside_us + across * each.across_us) * 1e-6 + further_s, waits_s)
+        + wire_s * (1 / share - 1)
         for each, share in _protocols(algorithm, size_bytes, is_alone=num_ranks < 2 * num_nodes)
     )
 

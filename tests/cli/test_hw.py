@@ -108,7 +108,7 @@ def test_show_says_in_short_what_is_asked_first_and_how_it_is_known(monkeypatch:
         "limits of a unit 64 warps, 32 blocks, 65536 registers, 164 KiB shared published",
         "power 400 W, idle 60 W published, assumed",
         "features tensor_cores, bfloat16, compute_capability 8",
-        "106 figures in all: ",
+        "108 figures in all: ",
     ):
         assert words in shown
 
@@ -151,3 +151,9 @@ def test_check_tells_every_fault_and_knows_clusters() -> None:
     assert result.exit_code == 2
     assert result.stderr.count("expected an object, one tier, found 3") == 12
     assert result.stdout == "two_generations: ok\n"
+
+
+def test_show_takes_the_machines_of_clouds() -> None:
+    said = hw("show", "p5.48xlarge", "--json")
+    assert json.loads(said.stdout)["networks"][1]["nics"] == 32
+    assert hw("show", "p5.48xlarge").stdout.startswith("h100_p5.48xlarge: GPU by NVIDIA")

@@ -18,6 +18,7 @@ from minitrain.evidence.cases import Case, case_of, predict
 from minitrain.evidence.columns import columns, described, read_number, read_words, template
 from minitrain.evidence.errors_by_table import TABLES, rows_of
 from minitrain.evidence.rows import LackingError, Row, require_known
+from minitrain.machine import load_config
 from minitrain.machine.platforms import Platform
 from tests.evidence.test_rows import USUAL, case, row
 
@@ -44,6 +45,8 @@ def write(path: Path, rows: list[dict[str, str]]) -> Path:
         writer.writerows(rows)
     return path
 
+
+GPUS = {"a100": "A100-SXM-80GB", "h100": "H100-SXM-80GB", "h200": "H200"}
 
 READ: list[tuple[str, str, dict[str, Any]]] = [
     ("precision", "bf16 (fp32 main grads)", {"datatype": "bf16", "gradient_bytes": 4}),
@@ -91,6 +94,15 @@ READ: list[tuple[str, str, dict[str, Any]]] = [
     ("schedule", "interleaved-1f1b", {"schedule": "interleaved"}),
     ("inter_node", "8x400Gb/s NDR IB per node", {"nics": 8, "gbps": 400}),
     ("inter_node", "400 Gb/s per GPU", {"gpu_gbps": 400}),
+    ("inter_node", "AWS p5 (32x100Gb/s EFA)", {"machine": "p5.48xlarge", "nics": 32, "gbps": 100, "network": "efa"}),
+    ("inter_node", "a3-megagpu-8g", {"machine": "a3-megagpu-8g"}),
+    ("inter_node", "Standard_ND96isr_H100_v5", {"machine": "nd96isr_h100_v5"}),
+    (
+        "inter_node",
+        "4x200Gb/s Slingshot 11",
+        {"nics": 4, "gbps": 200, "near": ("Slingshot, as InfiniBand of its rate",)},
+    ),
+    ("inter_node", "8x200Gb/s RoCE, OCI", {"nics": 8, "gbps": 200}),
     ("gpu", "H100-SXM-96GB HBM2e 500W", {"config": "h100_80g_nvl8", "power_w": 500, "memory": "HBM2e"}),
     ("mem_kind", "nvidia-smi, GB (1e9)", {"kind": "device", "unit": 1e9}),
 ]
@@ -101,6 +113,25 @@ def test_words_are_read_as_what_they_mean(column: str, text: str, facts: dict[st
     found = dict(read_words(column, text).facts)
     assert {name: found[name] for name in facts} == facts
     assert found.keys() <= {*facts, "others", "usual_memory", "usual_nvlink", "memory_gb"}
+
+
+@pytest.mark.parametrize(
+    ("words", "machine"),
+    [
+        ("p4d.24xlarge", "p4de.24xlarge"),
+        ("4x100Gb/s EFA", "p4de.24xlarge"),
+        ("32x100Gb/s EFA", "p5e.48xlarge"),
+        ("16x200Gb/s EFA", "p5en.48xlarge"),
+        ("8x200Gb/s TCPXO", "a3-megagpu-8g"),
+        ("a3-ultragpu-8g", "a3-ultragpu-8g"),
+    ],
+)
+def test_words_for_clouds_networks_price_as_their_machines(words: str, machine: str) -> None:
+    config = load_config(machine)
+    outer = case(gpu=GPUS[config.name[:4]], inter_node=words).system.networks[-1]
+    known = config.networks[-1]
+    said = ("latency_across", "ring_step", "nics", "bandwidth", "curves")
+    assert [getattr(outer, name) for name in said] == [getattr(known, name) for name in said]
 
 
 def test_what_is_read_decides_what_is_simulated() -> None:
@@ -215,6 +246,8 @@ REFUSED = [
     ({"gpu": "A100-PCIe-80GB"}, "no hardware config has prices"),
     ({"intra_node": "PCIe Gen4"}, "joins devices by other links"),
     ({"inter_node": "3200 Gb/s"}, "does not say of what"),
+    ({"inter_node": "100GbE"}, "does not say of what"),
+    ({"inter_node": "p5.48xlarge"}, "which has h100_80g_nvl8, not a100_80g"),
     ({**FSDP, "zero": "3 (within 5)"}, "do not divide the 16 replicas"),
     ({"schedule": "zero bubble"}, "which one is not said"),
     ({"precision": "fp32 grads"}, "one of bf16, fp16, fp32 and fp8 is needed"),

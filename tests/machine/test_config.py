@@ -13,6 +13,7 @@ import pytest
 
 from minitrain.errors import HardwareConfigError
 from minitrain.machine import load_config, shipped_configs
+from minitrain.machine.config import shipped_machines
 
 NAMES = [
     "a100_40g",
@@ -374,6 +375,18 @@ def test_an_unknown_name_gets_the_closest_one_and_the_list(name: str, hint: str)
         HardwareConfigError, match=rf'did you mean "{hint}"\? shipped are a100_40g, .*, xeon_8480plus; give'
     ):
         load_config(name)
+
+
+def test_clouds_machines_have_their_interfaces() -> None:
+    for name in shipped_machines()["machines"]:
+        inner, outer = load_config(name).networks
+        about = shipped_machines()["machines"][name]
+        assert load_config(name.partition("_")[2].upper()) == load_config(name)
+        assert outer.nics == about["nics"]
+        assert outer.bandwidth * inner.size == about["nics"] * about["Gbps"] / 8
+        assert (outer.latency_across > 0) == ("network" in about)
+    with pytest.raises(HardwareConfigError, match=r'did you mean "p5.48xlarge'):
+        load_config("p5.48xlrge")
 
 
 @pytest.mark.parametrize("name", ["", ".json", "qqqq", "x" * 300, "a\0b", "\ud800"])

@@ -119,6 +119,40 @@ def test_rings_of_more_ranks_take_as_much_longer_to_begin_as_they_have_steps() -
     assert beyond == {16: pytest.approx(0.25), 64: pytest.approx(1.0)}
 
 
+@pytest.mark.parametrize(
+    ("op", "num_nodes", "size_bytes", "measured_us", "within"),
+    [  # nccl-tests on p5.48xlarge: rows of the files that hw_configs/SOURCES.md names
+        ("all_reduce", 2, 2**25, 427, 0.1),
+        ("all_reduce", 4, 2**27, 1133, 0.15),
+        ("all_reduce", 32, 2**28, 3876, 0.15),
+        ("all_reduce", 32, 2**33, 53295, 0.15),
+        ("all_to_all", 2, 2**33, 101621, 0.05),
+        ("all_to_all", 8, 2**29, 11901, 0.15),
+        ("all_to_all", 32, 2**27, 4947, 0.15),
+    ],
+)
+def test_collectives_measured_over_efa_are_met(
+    op: str, num_nodes: int, size_bytes: int, measured_us: float, within: float
+) -> None:
+    seconds = _on("p5.48xlarge", op, size_bytes, num_nodes)
+    assert seconds == pytest.approx(measured_us * 1e-6, rel=within)
+
+
+def _on(machine: str, op: str, size_bytes: float, num_nodes: int) -> float:
+    net = MeasuredTopology(load_config(machine).networks, 8 * num_nodes)
+    return float(net.collective(op, size_bytes, range(8 * num_nodes)).seconds)
+
+
+def test_hosts_that_forward_messages_make_small_collectives_longer() -> None:
+    slow, quick, direct = (
+        _on(name, "all_gather", 2**28, 32) for name in ("p5.48xlarge", "p5en.48xlarge", "a3-ultragpu-8g")
+    )
+    assert slow > quick > direct
+    assert slow - direct == pytest.approx(255 * 39e-6, rel=0.2)  # 33 to 47 us a rank were measured
+    for machine, least_us in (("p4de.24xlarge", 161), ("p5.48xlarge", 69), ("a3-megagpu-8g", 123)):
+        assert _on(machine, "all_reduce", 8, 2) == pytest.approx(least_us * 1e-6, rel=0.1)
+
+
 @given(OPS, st.sampled_from([2, 4, 8, 16, 64]), st.floats(0, 1e11), st.floats(0, 1e11))
 def test_more_bytes_never_take_less_time(op: str, num_ranks: int, first: float, second: float) -> None:
     net, (small, large) = MeasuredTopology(load_config("h100_80g_nvl8").networks, 64), sorted((first, second))
