@@ -395,7 +395,8 @@ def platform_of_framework(name: str, device: str = "", *, is_alone: bool = False
     known = frameworks()[name]
     found = next((one for pattern, one in known["platforms"] if re.search(pattern, device or _NEWEST)), None)
     found = known.get("alone") if is_alone and "alone" in known else found
-    return replace(COMPONENTS if found is None else platforms()[found], **known["habits"])
+    base = COMPONENTS if found is None else platforms()[found]
+    return base if base.by_xla else replace(base, **known["habits"])  # XLA compiles, whichever library asks for it
 
 
 def find_platform(platform: str | Platform | None, device: str = "") -> Platform:

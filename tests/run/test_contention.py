@@ -7,6 +7,7 @@ import pytest
 import minitrain as mt
 from minitrain.errors import UsageError
 from minitrain.machine.given_durations import Calibration, Line
+from minitrain.machine.platforms import StandsFor
 from minitrain.machine.price import Price
 from minitrain.operations import Event
 from minitrain.run.contention import Retiming, _Lane, _taken
@@ -267,5 +268,5 @@ def test_a_message_has_half_of_the_wires_while_a_launched_collective_is_under_wa
 def test_a_message_holds_a_multiprocessor_a_channel_of_nccl() -> None:
     for hardware, world_size, share in (("h100_80g_nvl8", 64, 2 / 132), ("a100_80g", 8, 16 / 108)):
         parameters = RunParameters(workload="llama3-8b", world_size=world_size, hardware=hardware, global_batch_size=64)
-        predictor: Any = parameters.predictor("megatron")
+        predictor: Any = parameters.predictor(StandsFor("megatron"))
         assert predictor.p2p("send", 1e6, 0, world_size // 2).processor_usage == share
