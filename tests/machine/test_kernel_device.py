@@ -105,7 +105,7 @@ def test_a_platform_contains_the_slowest_of_the_devices_that_it_was_fitted_to() 
     platform = replace(find_platform("eager-a100"), num_devices=64)
 
     def step(world_size: int, without: tuple[str, ...] = ()) -> float:
-        sizes: dict[str, Any] = {"world_size": world_size, "global_batch_size": world_size}
+        sizes: dict[str, Any] = {"world_size": world_size, "global_batch_size": 4 * world_size}
         return mt.simulate("fsdp", platform=platform, without=without, **sizes, **given).step_time
 
     assert step(64) == pytest.approx(step(64, ("spread",)), rel=1e-12)
