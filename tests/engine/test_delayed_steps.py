@@ -110,7 +110,7 @@ def test_a_round_fills_and_drains_once(p: int, m: int, n: int) -> None:
 
 def test_two_versions_of_the_weights_are_held_and_no_more() -> None:
     """The paper's section 3.1: double-buffered weights, beside what 1F1B with a flush holds."""
-    sizes: dict[str, Any] = {"world_size": 4, "workload": "gpt2"}
+    sizes: dict[str, Any] = {"world_size": 4, "workload": "gpt2", "platform": "components"}
     flushed = mt.simulate("1f1b", global_batch_size=8, **sizes).memory_by_kind
     assert flushed is not None
     for steps, versions in ((1, 1), (3, 2), (8, 2)):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain.errors import MinitrainError
 from minitrain.lib import Model
-from minitrain.run.strict import laws
+from minitrain.run.strict import laws, observer
 from minitrain.run.strict.buffers import Overwrite
 from minitrain.tensors.index_sets import overlapping_shards, overlaps_any
 
@@ -98,7 +98,7 @@ def test_no_call_that_passes_the_quick_expression_breaks_a_strict_law(op: str) -
             laws.require_usable(model._meter, op, (1, *values))
             lawful = True
         quick = True
-        with mock.patch.object(laws, "require_usable", side_effect=LawAskedError), suppress(MinitrainError):
+        with mock.patch.object(observer, "require_usable", side_effect=LawAskedError), suppress(MinitrainError):
             try:
                 getattr(model, op)(1, *values)
             except LawAskedError:
