@@ -19,6 +19,7 @@ far between those of none and of all layers.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
 
 
 _GIB = 2.0**30
+_MEASURED = re.compile(r"(?:(?:ok|measured|published|verified)(?: \((.*)\))?)?", re.IGNORECASE)  # a status
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +135,12 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
     Raises:
         LackingError: the row lacks what the model needs.
     """
-    status = row.text("status").lower()
-    if status and status != "ok":
+    status = _MEASURED.fullmatch(row.text("status"))
+    if status is None:
         raise LackingError(f"its status is {row.text('status')!r}, so that its figures are not those of a step")
     unread = require_known(row)
+    if status.group(1):
+        unread = (*unread, f'status has "{status.group(1):.60}": not read')
     framework = framework_of(row)
     layout = layouts.layout_of(row, framework)
     measured_s, measured_bytes = _measured_s(row, layout), row.number("mem_gib")
@@ -147,7 +151,7 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
     found = stands_for(choose_strategy(strategy).function, options, layout.world_size)
     found = replace(found, zero=layout.zero, num_shards=layout.shard_size * layout.cp)
     memory = row.words("mem_kind").facts
-    if "gib" in row.text("mem_gib").lower() and memory.get("unit", _GIB) != _GIB:
+    if "ib" in row.text("mem_gib").lower() and memory.get("unit", _GIB) != _GIB:
         raise LackingError(
             f"mem_gib is {row.text('mem_gib')!r}, but mem_kind is {row.text('mem_kind')!r}; name one unit"
         )
@@ -289,7 +293,7 @@ def _platform(
     facts, overlaps = row.words("framework").facts, row.words("overlap").facts.get("tp")
     names = facts.get("is", ())
     copies = 0 if "fsdp1" in names else int("torchtitan" in names or framework.habits.get("copies_units", 0))
-    found = replace(found, **_attention_kernel(row, found), **row.words("dispatcher").facts, copies_units=copies)
+    found = replace(found, **_attention_kernel(row, found), **layouts.dispatcher_of(row), copies_units=copies)
     if wanted is not None:
         return found
     found = replace(

@@ -6,9 +6,10 @@ instead of a meaning says why such a row is refused; `silent` phrases mean nothi
 of all columns. Case, hyphens and underscores do not
 matter, and commas, slashes and brackets only part words.
 
-A cell is read from left to right, by the longest phrase that fits. A word of no phrase is refused, unless it stands in
-brackets, behind "not stated", or in a column of prose (`open`), and is like no phrase: then it is a remark, which is
-reported as not read. A second phrase of another meaning contradicts the first one, and is refused.
+A cell is read from left to right, by the longest phrase that fits; a word may be a plural. A word of no phrase is
+refused, unless it stands in brackets, behind "not stated", or in a column of `prose`, and is no misspelt one: then it
+is a remark, which is reported as not read. `turning` words, such as "except", are remarks in brackets alone. A second
+phrase of another meaning contradicts the first one, and is refused.
 """
 
 from __future__ import annotations
@@ -27,12 +28,17 @@ from types import MappingProxyType
 from typing import Any
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
-_TOKEN = re.compile(r"=>|→|[()\[\]]|[^\s,;:/+&|\"'()\[\]]+")
+_TOKEN = re.compile(r"=>|→|[()\[\]]|[^\s,;:/+&|@\"'()\[\]]+")
 _BYTES_A_SECOND = re.compile(r"G(?:i)?B(?:/s|ps)")  # unlike Gb/s: bits
 _BLANKS = str.maketrans(dict.fromkeys("-_\u2013\u2014", " "))
 _BRACKETS = ("(", "[", ")", "]")
 _ARROWS = ("=>", "→")
-_COUNTED = re.compile(r"([-+]?\d+(?:_\d{3})*(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(.*)", re.DOTALL)
+_ARROW = re.compile(r"->|→")
+_BINARY = 1024.0
+_COUNTED = re.compile(
+    r"(?:[A-Za-z]+ ?= ?|[~≈] ?)?([-+]?(?:\d{1,3}(?:,\d{3})+|\d+(?:_\d{3})*)(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(.*)",
+    re.DOTALL,
+)
 _ALIKE = 0.75  # a remark's word that is as like a known one as this is a misspelt one
 _MOST_SHOWN = 16
 
@@ -109,10 +115,12 @@ class Column:
         about: what it says.
         example: a cell.
         is_needed: whether no row is simulated without it.
-        is_open: whether it may hold prose beside words.
-        units: what may stand behind a number.
+        prose: what it may hold beside known words and brackets: "" nothing; "words", long ones that are in no phrase;
+            "beside", any that is no misspelt one; "alone", that too, and without known words long ones.
+        units: what may stand behind a number, and how many of the column's own one is.
         least: the smallest count.
         instead: a word that may stand instead of a number.
+        silent: words that say as much as no number.
         phrases: the longest first, of these the ones that mean something.
         known: the first phrase of each meaning.
     """
@@ -122,10 +130,11 @@ class Column:
     about: str
     example: str
     is_needed: bool = False
-    is_open: bool = False
-    units: tuple[str, ...] = ()
+    prose: str = ""
+    units: Mapping[str, float] = field(default_factory=dict)
     least: int = 1
     instead: str = ""
+    silent: tuple[str, ...] = ()
     phrases: tuple[Phrase, ...] = ()
     known: tuple[str, ...] = ()
 
@@ -160,10 +169,11 @@ def _column(name: str, given: Mapping[str, Any], listed: Mapping[str, Any]) -> C
         given["about"],
         given["example"],
         is_needed=given.get("needed", False),
-        is_open=given.get("open", False),
-        units=tuple(given.get("units", ())),
+        prose=given.get("prose", ""),
+        units=dict(given.get("units", {})),
         least=given.get("least", 1),
         instead=given.get("instead", ""),
+        silent=tuple(given.get("silent", ())),
         phrases=tuple(sorted(phrases, key=lambda phrase: (-len(phrase.words), phrase.means is None))),
         known=tuple(
             text.split("; ")[0] for text, meaning in given.get("words", {}).items() if meaning.__class__ is dict
@@ -172,7 +182,9 @@ def _column(name: str, given: Mapping[str, Any], listed: Mapping[str, Any]) -> C
 
 
 def _pattern(word: str) -> re.Pattern[str]:
-    return re.compile(re.escape(word).replace(r"\#", _NUMBER))
+    """Return a pattern of a word of a phrase, and of its plural."""
+    plural = "s?" if len(word) > 3 and word.isalpha() else ""
+    return re.compile(re.escape(word).replace(r"\#", _NUMBER) + plural)
 
 
 def _words(text: str) -> list[str]:
@@ -183,7 +195,7 @@ def _words(text: str) -> list[str]:
     """
     text = _BYTES_A_SECOND.sub("gbyte", text)
     found = _TOKEN.findall(_apart(text.lower()))
-    return [word.rstrip(".") if len(word) > 1 else word for word in found if word.strip(".")]
+    return [word.rstrip(".?") if len(word) > 1 else word for word in found if word.strip(".")]
 
 
 def _apart(text: str) -> str:
@@ -250,13 +262,20 @@ class _CellReader:
     def _phrase(self, words: Sequence[str], place: int, *, is_aside: bool) -> int:
         """Take the longest phrase that begins at a place, and return its words."""
         rest = [word for word in words[place : place + 12] if word not in _BRACKETS]
-        for phrase in self.column.phrases:
-            numbers = phrase.fits(rest)
-            if numbers is not None:
-                self._mean(phrase, numbers)
-                return _span(words, place, len(phrase.words))
-        self.unknown.append((words[place], is_aside))
-        return 1
+        key, _, value = rest[0].partition("=")
+        if value and key in self.column.silent:  # remat_policy=minimal
+            rest[0] = value if self._fitting(rest) is None else rest[0]
+        found = self._fitting(rest)
+        if found is None:
+            self.unknown.append((words[place], is_aside))
+            return 1
+        self._mean(*found)
+        return _span(words, place, len(found[0].words))
+
+    def _fitting(self, words: Sequence[str]) -> tuple[Phrase, tuple[float, ...]] | None:
+        """Return the longest phrase that a text begins with, and its numbers."""
+        fitting = ((phrase, phrase.fits(words)) for phrase in self.column.phrases)
+        return next(((phrase, numbers) for phrase, numbers in fitting if numbers is not None), None)
 
     def _mean(self, phrase: Phrase, numbers: Sequence[float]) -> None:
         if isinstance(phrase.means, str):
@@ -273,11 +292,15 @@ class _CellReader:
 
     def _remarks(self) -> tuple[str, ...]:
         """Return what was not read; refuse words that are misspelt, or that had to be known."""
-        has_meaning = bool(self.facts) or self.says_nothing
+        prose = self.column.prose
+        if not self.facts and not self.says_nothing:
+            prose = "words" if prose == "alone" else ""
         for word, is_aside in self.unknown:
             nearest, likeness = _nearest(word, self.column)
-            may_be_remark = is_aside or (self.column.is_open and has_meaning)
-            if not may_be_remark or likeness >= _ALIKE:
+            is_long = len(word) > 3 and word.isalpha() and likeness < _ALIKE
+            is_plain = is_long if prose == "words" else prose != ""
+            may_be_remark = is_aside or (is_plain and word not in listed()["turning"])
+            if not may_be_remark or _ALIKE <= likeness < 1:
                 raise ReadingError(
                     f'{self.column.name} has "{word:.40}", which is not known; nearest is "{nearest}"; known are '
                     f"{_shown(self.column.known)}"
@@ -302,12 +325,12 @@ def _nothing() -> tuple[str, ...]:
 
 def _nearest(word: str, column: Column) -> tuple[str, float]:
     """Return the known phrase, or the word of one, that is most like a word, and how like it is."""
-    meant = [phrase.text for phrase in column.phrases if phrase.means]
+    meant = [phrase.text for phrase in column.phrases if phrase.means or column.prose == "alone"]
     known = {text for phrase in meant for text in (phrase, *_words(phrase)) if len(text) > 1}
     ratios = [(SequenceMatcher(None, word, text).ratio(), text) for text in sorted(known)]
     likeness, text = max(ratios, key=lambda pair: pair[0])
-    if text == word:  # it is known beside others alone
-        text = min((phrase for phrase in meant if word in _words(phrase)), key=len)
+    if text in (word, word.removesuffix("s")):  # it is known beside others alone
+        likeness, text = 1.0, min((phrase for phrase in meant if {word, text} & {*_words(phrase)}), key=len)
     return text, likeness if len(word) > 3 else 0.0
 
 
@@ -329,21 +352,42 @@ def read_number(name: str, text: str) -> tuple[float | None, str]:
     Example:
         >>> read_number("seq_len", "4096 tokens"), read_number("vpp", "not stated"), read_number("mbs", "4 (each)")
         ((4096.0, ''), (None, ''), (4.0, '(each)'))
+        >>> read_number("seq_len", "8k"), read_number("n_gpus", "1,024 GPUs")
+        ((8192.0, ''), (1024.0, ''))
+        >>> read_number("vpp", "not stated => assumed 2")
+        (2.0, 'not stated => assumed 2')
     """
-    if is_not_stated(text) or any(text.strip().lower().startswith(start + " ") for start in listed()["not_stated"]):
-        return None, ""
+    said, arrow, guess = _ARROW.sub("=>", text).partition("=>")
+    if arrow and is_not_stated(said):
+        guessed, _ = read_number(name, guess.strip().removeprefix("assumed").strip())
+        return guessed, text.strip()
+    start = next((start for start in listed()["not_stated"] if text.strip().lower().startswith(start + " ")), "")
+    if start or is_not_stated(text):
+        return None, text.strip()[len(start) :].strip() if start else ""
     column = columns().get(name, _ANY_NUMBER)
+    if text.strip().lower() in column.silent:
+        return None, ""
     found = _COUNTED.fullmatch(text.strip())
-    rest = found.group(2).strip() if found else text
-    for unit in column.units:
-        if rest.lower() == unit or rest.lower().startswith(unit + " "):
-            rest = rest[len(unit) :].strip()
-            break
-    if found is None or (rest and not rest.startswith("(")):
+    rest, scale = _without_units(column, found.group(2).strip()) if found else (text, 1.0)
+    if found is None or (rest and rest[0] not in "(["):
         raise ReadingError(f"{name} is {text!r:.60}, where {_needed(column)} is needed; remarks go into brackets")
-    value = float(found.group(1))
+    value = float(found.group(1).replace(",", "")) * scale
+    if scale == _BINARY and math.log2(value) % 1:
+        raise ReadingError(
+            f"{name} is {text!r:.60}, where {_needed(column)} is needed; k is 1024 of a power of 2 alone"
+        )
     _require_in_range(column, value, name, text)
     return value, rest
+
+
+def _without_units(column: Column, rest: str) -> tuple[str, float]:
+    """Return what stands behind a number and its units, and how many of the column's own that unit is."""
+    scale = 1.0
+    while unit := re.match(r"[a-z]\w*|%", rest.lower()):
+        if unit.group() not in column.units:
+            break
+        scale, rest = scale * column.units[unit.group()], rest[unit.end() :].strip()
+    return rest, scale
 
 
 _ANY_NUMBER = Column("", "any", "", "")

@@ -501,8 +501,9 @@ def _of_degrees(row: Row, layout: Layout) -> Iterator[Assumption]:
     if row.text("mem_gib") and "kind" not in row.words("mem_kind").facts:
         yield Assumption("mem_kind not stated: allocated", "mem_kind", ("allocated",))
     memory = row.words("mem_kind").facts
-    if row.text("mem_gib") and memory.get("says_gb") and "unit" not in memory:
-        yield Assumption("mem_kind says GB, of 1e9 or of 2**30 bytes: 2**30", "mem_kind")
+    says_gb = "mem_kind" if memory.get("says_gb") else "mem_gib" if "gb" in row.text("mem_gib").lower() else ""
+    if row.text("mem_gib") and says_gb and "unit" not in memory:
+        yield Assumption(f"{says_gb} says GB, of 1e9 or of 2**30 bytes: 2**30", "mem_kind")
 
 
 def _of_model(row: Row, framework: Framework, layout: Layout, model: Transformer) -> Iterator[Assumption]:
@@ -641,8 +642,20 @@ def gathers_once(framework: Framework, layout: Layout) -> bool:
     return layout.zero == 3 and (name == "automodel" or (name in ("torchtitan", "fsdp") and layout.pp > 1))
 
 
+def dispatcher_of(row: Row) -> dict[str, Any]:
+    """Return what sends tokens to experts, where a row says so of it, or of what is hidden.
+
+    Raises:
+        LackingError: both do, and differ.
+    """
+    stated, hidden = (row.words(column).facts.get("dispatcher") for column in ("dispatcher", "overlap"))
+    if stated and hidden and stated != hidden:
+        raise LackingError(f"dispatcher is {stated}, but overlap says {hidden}; write one")
+    return {"dispatcher": stated or hidden} if stated or hidden else {}
+
+
 def _of_tokens(row: Row, framework: Framework, layout: Layout) -> Iterator[Assumption]:
-    if layout.ep > 1 and not row.words("dispatcher").is_stated:
+    if layout.ep > 1 and not dispatcher_of(row):
         yield Assumption("dispatcher not stated: alltoall", "dispatcher", ("deepep", "hybridep"))
     if layout.ep > 1 and framework.platform_of(row).in_turn and row.number("imbalance") is None:
         yield Assumption("imbalance not stated: a token's experts in turn, as its benchmarks do", "imbalance", ("1",))
@@ -655,7 +668,9 @@ def _of_communication(row: Row, framework: Framework, layout: Layout, system: Sy
         yield Assumption(f"slices of {node} chips, each a torus of its own", is_open=True)
     elif _lacks(row, "gpus_per_node") and layout.world_size > 1:
         yield Assumption(f"gpus_per_node not stated: {node}", "gpus_per_node", ("4", "8", "16"))
-    rates = {"nics", "node_gbps", "gpu_gbps", "machine"}
+    elif row.number("gpus_per_node") not in (None, node) and "domain" not in row.words("intra_node").facts:
+        yield Assumption(f"gpus_per_node {row.text('gpus_per_node')}: trays of one NVLink domain of {node}")
+    rates = {"nics", "node_gbps", "gpu_gbps", "machine", "rate", "rate_gbyte"}
     if layout.world_size > node and not is_torus and not row.words("inter_node").facts.keys() & rates:
         yield Assumption(f"rate between nodes not stated: that of {system.name}", "inter_node", _RATES)
     if layout.zero >= 2 and layout.pp * layout.ep > 1:

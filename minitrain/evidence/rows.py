@@ -22,6 +22,7 @@ The machine of a row: a shipped hardware config, with the interfaces between nod
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -143,7 +144,14 @@ def read_rows(path: StrPath, table: str | None = None) -> list[Row]:
         found = read_cells(file)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the table {file}: {error}; give a CSV file in UTF-8") from error
-    return [Row(table or file.stem, values, line) for line, values in found]
+    return [Row(table or file.stem, _multiplied(values), line) for line, values in found]
+
+
+def _multiplied(values: Mapping[str, str]) -> Mapping[str, str]:
+    """Return a row whose ffn is a number where it is one of the width between layers: 4h, 4x."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:x|[x*]? ?h(?:idden)?)", (values.get("ffn") or "").strip().lower())
+    hidden = (values.get("hidden") or "").replace(",", "")
+    return {**values, "ffn": f"{float(found[1]) * int(hidden):g}"} if found and hidden.isdigit() else values
 
 
 def require_known(row: Row) -> tuple[str, ...]:
@@ -501,11 +509,22 @@ def machine_of(row: Row) -> SystemConfig:
     within = row.words("intra_node").facts
     if (within.get("pcie") and "pcie" not in name) or (within.get("nvlink") and "pcie" in name):
         raise LackingError(f"intra_node is {row.text('intra_node')!r}, but config {name} joins devices by other links")
-    node_size = row.count("gpus_per_node", system.networks[0].size)
-    interfaces, network = _interfaces(row, node_size), _network(row, name)
-    system = _machine(name, node_size, interfaces, network, is_switched="switched" in within)
+    node_size, num_trays = nodes_of(row, system)
+    interfaces = _interfaces(row, node_size // num_trays)
+    if interfaces is not None:
+        interfaces = interfaces[0] * num_trays, interfaces[1]
+    system = _machine(name, node_size, interfaces, _network(row, name), is_switched="switched" in within)
     system = _with_fewer_links(system) if facts.get("export") else system
     return _at_power(system, facts["power_w"]) if "power_w" in facts else system
+
+
+def nodes_of(row: Row, system: SystemConfig) -> tuple[int, int]:
+    """Return how many devices NVLink joins, and the trays among which these are: what racks of GB200 call nodes."""
+    usual = system.networks[0].size
+    size = row.count("gpus_per_node", usual)
+    is_rack = system.name.endswith("nvl72")
+    domain = int(row.words("intra_node").facts.get("domain", usual)) if is_rack else size
+    return (domain, domain // size) if domain > size and domain % size == 0 else (size, 1)
 
 
 @lru_cache(maxsize=16)
@@ -570,12 +589,22 @@ def _interfaces(row: Row, node_size: int) -> tuple[int, float] | None:
     facts = row.words("inter_node").facts
     if 0 in facts.values():
         raise LackingError(f"inter_node is {row.text('inter_node')!r}, where rates and interfaces must be above 0")
-    if "nics" in facts:
+    if "gbps" in facts:
         return int(facts["nics"]), facts["gbps"] / 8
     if "node_gbps" in facts:
         return 8, facts["node_gbps"] / 64
     if "gpu_gbps" in facts:
         return node_size, facts["gpu_gbps"] / 8
+    rate = facts.get("rate_gbyte", facts.get("rate", 0) / 8)
+    if rate and row.count("n_gpus") > node_size:
+        if "nics" in facts:
+            return int(facts["nics"]), rate
+        if "rate_of" not in facts:
+            raise LackingError(
+                f"inter_node is {row.text('inter_node')!r}, which does not say of what; write 8x400Gb/s, 3200 Gb/s per "
+                "node or 400 Gb/s per GPU"
+            )
+        return (node_size, rate) if facts["rate_of"] == "gpu" else (8, rate / 8)
     machine = _cloud_machine(facts)
     return (machine["nics"], machine["Gbps"] / 8) if machine else None
 

@@ -10,8 +10,8 @@ import pytest
 
 import minitrain as mt
 from minitrain.evidence.cases import Case, _exchanged, case_and_prediction, case_of, predict
-from minitrain.evidence.layouts import balanced_layers, stage_layers, unit_stages
-from minitrain.evidence.rows import LackingError, Row, framework_of, read_rows
+from minitrain.evidence.layouts import balanced_layers, dispatcher_of, stage_layers, unit_stages
+from minitrain.evidence.rows import LackingError, Row, framework_of, machine_of, read_rows
 from minitrain.machine import load_config
 from minitrain.machine.kernel_device import rates_of
 from minitrain.machine.network import Network
@@ -732,9 +732,43 @@ def test_numbers_stand_alone_or_before_a_remark() -> None:
     found = row(n_micro="12.0", mbs="4 (each)", seq_len="1024 tokens", vpp="not stated")
     values: list[Any] = [found.count("n_micro"), found.count("mbs"), found.count("seq_len"), found.number("vpp")]
     assert values == [12, 4, 1024, None]
-    for text in ("yaml 2048", "2,048", "2k", "two", "8x", "1..2"):
-        with pytest.raises(LackingError, match=r"gbs is .*where a plain number is needed"):
+    found = row(n_gpus="1,024 GPUs", seq_len="8k", mbs="GA=4", vpp="not stated => assumed 2", ffn="13,824")
+    written = [found.number(name) for name in ("n_gpus", "seq_len", "mbs", "vpp", "ffn")]
+    assert written == [1024, 8192, 4, 2, 13824]
+    for text in ("yaml 2048", "20,48", "3k", "two", "8x", "1..2"):
+        with pytest.raises(LackingError, match=r"gbs is .*where a plain number"):
             row(gbs=text).number("gbs")
+
+
+def test_the_width_of_an_mlp_may_be_one_of_the_width_between_layers(tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text('hidden,ffn\n"4,096",4h\n1024,2.5x\n1024,4y\n')
+    first, second, other = read_rows(tmp_path / "mine.csv")
+    assert (first.count("ffn"), second.count("ffn")) == (16384, 2560)
+    with pytest.raises(LackingError, match="ffn is '4y'"):
+        other.count("ffn")
+
+
+def test_a_rate_between_nodes_needs_what_has_it_where_there_are_several() -> None:
+    several = {"gpu": "H100", "n_gpus": "16", "gpus_per_node": "8"}
+    found = [machine_of(row(**several, inter_node=text)) for text in ("8x400Gb/s", "400 Gb/s IB per GPU", "8x50 GB/s")]
+    assert found[0] == found[1] == found[2]
+    assert machine_of(row(**{**several, "n_gpus": "8"}, inter_node="400 Gb/s")).name == found[0].name
+    with pytest.raises(LackingError, match="does not say of what"):
+        machine_of(row(**several, inter_node="400 Gb/s"))
+
+
+def test_trays_of_a_rack_are_one_node_unless_the_row_says_otherwise() -> None:
+    rack = {"gpu": "GB200", "n_gpus": "128", "gpus_per_node": "4", "inter_node": "400 Gb/s per GPU"}
+    tray, whole = machine_of(row(**rack)), machine_of(row(**{**rack, "gpus_per_node": "72"}))
+    assert [tier.size for tier in tray.networks] == [tier.size for tier in whole.networks]
+    assert [tier.bandwidth for tier in tray.networks] == pytest.approx([tier.bandwidth for tier in whole.networks])
+    assert machine_of(row(**rack, intra_node="NVL4")).networks[0].size == 4
+
+
+def test_what_is_hidden_may_say_what_sends_tokens() -> None:
+    assert dispatcher_of(row(overlap="DeepEP")) == dispatcher_of(row(dispatcher="deepep")) == {"dispatcher": "deepep"}
+    with pytest.raises(LackingError, match="write one"):
+        dispatcher_of(row(overlap="HybridEP", dispatcher="alltoall"))
 
 
 def test_shards_of_2021_are_copied_one_by_one_while_computing_waits() -> None:
