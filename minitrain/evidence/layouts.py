@@ -9,6 +9,7 @@ one moves the time by more than `MOST_MOVED`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,8 @@ def degrees_of(row: Row) -> tuple[int, int, int, int, int]:
 def _microbatches(row: Row, dp: int) -> tuple[int, int]:
     """Return the samples of a microbatch, and how many microbatches a replica has."""
     size, num = row.number("mbs"), row.number("n_micro")
+    if size and re.search(r"per (gpu|device|chip)", row.text("mbs").lower()) and row.count("n_gpus") != dp:
+        raise LackingError(f"mbs is {row.text('mbs')!r}, where ranks share samples; write those of a replica")
     batch = row.number("gbs")
     if size is None and batch and num and not batch % (dp * num):
         size = batch / (dp * num)
@@ -190,12 +193,14 @@ def _schedule(row: Row, pp: int, assumed: list[Assumption]) -> tuple[str, int]:
     Raises:
         LackingError: both contradict each other.
     """
-    stated, value = row.words("schedule").facts.get("schedule"), row.number("vpp")
+    stated, said = map(row.words("schedule").facts.get, ("schedule", "chunks"))
+    value = row.number("vpp") or said
     if pp == 1:
         return "1f1b", 1
-    num_chunks = row.count("vpp", 2 if stated in V_SHAPED else 1)
-    if (stated == "interleaved" and value == 1) or (stated in V_SHAPED and num_chunks > 2):
-        needed = "2" if stated in V_SHAPED else "2 or more"
+    num_chunks = int(value or (2 if stated in V_SHAPED else 1))
+    is_said_twice = said not in (None, value)
+    if is_said_twice or (stated == "interleaved" and value == 1) or (stated in V_SHAPED and num_chunks > 2):
+        needed = "one number of" if is_said_twice else "2" if stated in V_SHAPED else "2 or more"
         raise LackingError(
             f"schedule is {row.text('schedule')!r:.60} and vpp {row.text('vpp')!r:.40}, where {needed} stages a rank"
         )

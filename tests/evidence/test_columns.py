@@ -143,6 +143,8 @@ def test_words_for_clouds_networks_price_as_their_machines(words: str, machine: 
 
 
 def test_what_is_read_decides_what_is_simulated() -> None:
+    assert case(schedule="interleaved 1F1B, VP=2", vpp="").layout == case(schedule="interleaved", vpp="2").layout
+    assert case(mbs="2 per GPU", tp="1", pp="1", dp="16", gbs="192").layout.microbatch_size == 2
     assert case(precision="bf16 (fp32 main grads)").model.precision.name == "bf16"
     assert case(precision="float8").model.precision.weight_datatype == "float8"
     assert (case(**FSDP, zero="ZeRO-3").strategy, case(**FSDP, zero="hsdp").options["replicas"]) == ("fsdp", 2)
@@ -260,6 +262,8 @@ REFUSED = [
     ({"schedule": "zero bubble"}, "which one is not said"),
     ({"precision": "fp32 grads"}, "one of bf16, fp16, fp32 and fp8 is needed"),
     ({"n_micro": "six"}, "n_micro is 'six', where a plain number, or such with microbatches or ga"),
+    ({"schedule": "interleaved, vpp 3", "vpp": "2"}, "one number of stages"),
+    ({"mbs": "2 per GPU"}, "write those of a replica"),
     ({"seq_len": "130k"}, "k is 1024 of a power of 2 alone"),
     ({"precision": "bf16, LoRA"}, "adapters and frozen weights are not read"),
     ({"recompute": "full except attention"}, 'has "except"'),
