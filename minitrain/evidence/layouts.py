@@ -132,7 +132,7 @@ def degrees_of(row: Row) -> tuple[int, int, int, int, int]:
 def _microbatches(row: Row, dp: int) -> tuple[int, int]:
     """Return the samples of a microbatch, and how many microbatches a replica has."""
     size, num = row.number("mbs"), row.number("n_micro")
-    if size and re.search(r"per (gpu|device|chip)", row.text("mbs").lower()) and row.count("n_gpus") != dp:
+    if size and re.match(r"[\d,]+ \(?per (gpu|device|chip)", row.text("mbs").lower()) and row.count("n_gpus") != dp:
         raise LackingError(f"mbs is {row.text('mbs')!r}, where ranks share samples; write those of a replica")
     batch = row.number("gbs")
     if size is None and batch and num and not batch % (dp * num):

@@ -263,7 +263,7 @@ REFUSED = [
     ({"precision": "fp32 grads"}, "one of bf16, fp16, fp32 and fp8 is needed"),
     ({"n_micro": "six"}, "n_micro is 'six', where a plain number, or such with microbatches or ga"),
     ({"schedule": "interleaved, vpp 3", "vpp": "2"}, "one number of stages"),
-    ({"mbs": "2 per GPU"}, "write those of a replica"),
+    ({"mbs": "2 (per GPU)"}, "write those of a replica"),
     ({"seq_len": "130k"}, "k is 1024 of a power of 2 alone"),
     ({"precision": "bf16, LoRA"}, "adapters and frozen weights are not read"),
     ({"recompute": "full except attention"}, 'has "except"'),
