@@ -14,10 +14,12 @@ the update. Frameworks differ, and a `minitrain.machine.platforms.Platform` name
 | "deepspeed zero" | a weight's in 16 bits | 6 | a bucket, and two arrays of the rank's share of gradients |
 | "deepspeed bf16" | all of a microbatch in 16 bits, kept | 6 | a bucket in single precision |
 | "eager" | a unit's | 12 | activated gates, keys and values of each head, experts' inputs in single precision |
+| "eager norms", "hugging face" | a unit's | 12 | as "eager", and norms' inputs in single precision, and normed ones |
 | "loss in chunks" | a unit's | 4 | nothing |
 | "fsdp2" | a unit's in 16 bits, and in single precision while they are reduced | 4 | no shards of weights in 16 bits |
 | "fsdp2 eager loss" | likewise | 12, of parts 16 | likewise |
 | "fsdp2 eager" | likewise | 12, of parts 16 | likewise; as "eager" |
+| "fsdp2 eager norms" | likewise | 12, of parts 16 | likewise; as "eager norms" |
 | "torchtitan" | of shards as "fsdp2", else as "" | | |
 | "internevo zero" | a unit's | 12 | buckets, four copies of the rank's gradients, AdamW's temporaries |
 | "internevo fsdp" | a unit's | 12 | two copies of the rank's gradients, AdamW's temporaries |
@@ -53,6 +55,9 @@ Sources:
   `_nll_loss_and_log_softmax_backward` (`tensor/parallel/loss.py`) four; and a block of logits in 16 bits has been
   freed. `ColwiseParallel` gathers the head's input, which autograd keeps. Eager, it keeps what `silu` and `repeat_kv`
   of `models/llama3/model/model.py` make, and inputs of experts before they are weighted (`models/moe/moe.py`);
+- **norms**: `LlamaRMSNorm` of Hugging Face's `models/llama/modeling_llama.py` and `RMSNorm` of torchtune's
+  `modules/rms_norm.py` cast their input to single precision, which autograd keeps in its place, and multiply what is
+  normed, in 16 bits again, by the weight;
 - **loss in chunks**: `CEWithChunkedOutputLoss` of torchtune's `modules/loss/ce_chunked_output_loss.py` casts an eighth
   of the logits at a time to single precision, so that there are logits and their gradients in 16 bits;
 - **internevo**: `_reduce_grads_by_rank` of InternEvo's `solver/optimizer/hybrid_zero_optim.py` flattens buckets of 2^29
@@ -184,6 +189,7 @@ class Habits:
         of_shards: whether that holds of weights in shards alone, and others are as counted.
         expands: whether SwiGLU keeps the activated gate, attention keys and values of each head, and experts their
             inputs in single precision.
+        casts_norms: whether norms keep their input in single precision instead, and what they multiply by their weight.
         keeps_context: whether flash attention keeps its result beside the input of the projection behind it.
         keeps_shapes: whether there is an array in 16 bits for each shape of a weight.
         keeps_gradients: whether there are all gradients of a microbatch in 16 bits beside their totals.
@@ -199,6 +205,7 @@ class Habits:
     parts_logit_bytes: int = 0
     of_shards: bool = False
     expands: bool = False
+    casts_norms: bool = False
     keeps_context: bool = False
     keeps_shapes: bool = False
     keeps_gradients: bool = False
@@ -218,10 +225,12 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
         "deepspeed zero": Habits("weight", 6, keeps_outputs=True, update=_flatten_and_cast),
         "deepspeed bf16": Habits("none", 6, keeps_gradients=True, keeps_outputs=True, update=_sum_in_single),
         "eager": Habits(expands=True),
+        **dict.fromkeys(("eager norms", "hugging face"), Habits(expands=True, casts_norms=True)),
         "loss in chunks": Habits(logit_bytes=4),
         "fsdp2": Habits("reduced", 4),
         "fsdp2 eager loss": Habits("reduced", 12, 16),
         "fsdp2 eager": Habits("reduced", 12, 16, expands=True),
+        "fsdp2 eager norms": Habits("reduced", 12, 16, expands=True, casts_norms=True),
         "torchtitan": Habits("reduced", 4, of_shards=True),
         "internevo zero": Habits(update=_flatten_and_step),
         "internevo fsdp": Habits(update=_step_by_units),
@@ -246,7 +255,12 @@ def habit_in(name: str, zero: int, num_replicas: int) -> str:
     return _OF_SHARDS.get(name, name) if zero >= 2 else name
 
 
-_OF_SHARDS = {"torchtitan": "fsdp2", "eager": "fsdp2 eager", "internevo zero": "internevo fsdp"}
+_OF_SHARDS = {
+    "torchtitan": "fsdp2",
+    "eager": "fsdp2 eager",
+    "eager norms": "fsdp2 eager norms",
+    "internevo zero": "internevo fsdp",
+}
 """The habits of those that allocate otherwise where gradients are shards."""
 
 
@@ -406,7 +420,7 @@ def _kept(place: Place, habits: Habits) -> float:
     if habits.keeps_gradients:
         kept = _HALF * sum(each.gradient_bytes for each in place.weights) / place.workload.gradient_bytes
     if habits.expands:
-        kept += place.num_in_flight * sum(_expanded(place, each.layer) for each in place.weights)
+        kept += place.num_in_flight * sum(_expanded(place, habits, each.layer) for each in place.weights)
     if habits.keeps_context:
         kept += place.num_in_flight * sum(_context(place, each.layer) for each in place.weights)
     if habits.keeps_outputs and not place.num_logits:  # the last stage sends nothing
@@ -448,7 +462,7 @@ def _of_stage(place: Place, habits: Habits) -> Iterator[tuple[float, float]]:
     block, layers = max(units), [each.layer for each in place.weights]
     again = max(_made_again(place, habits, layer) + _inner_gradients(place, layer) for layer in layers)
     new = max((each.gradient_bytes for each in place.weights if kinds[each.layer].kind != "embedding"), default=0.0)
-    kept = place.num_in_flight * sum(_expanded(place, layer) for layer in layers) if habits.expands else 0.0
+    kept = place.num_in_flight * sum(_expanded(place, habits, layer) for layer in layers) if habits.expands else 0.0
     yield place.peak_bytes - new - LOGIT_BYTES * logits + kept, _HALF * block + again
     if logits:
         at_most = habits.logit_bytes if place.num_parts == 1 else max(habits.logit_bytes, habits.parts_logit_bytes)
@@ -470,7 +484,7 @@ def _of_units(place: Place, habits: Habits) -> Iterator[tuple[float, float, bool
     again = max(_made_again(place, habits, layer) + _inner_gradients(place, layer) for layer in layers)
     cast = 0.0 if place.is_sharded else _HALF  # of a lone rank, which gathers nothing, but casts
     if logits:
-        kept = sum(_expanded(place, layer) for layer in layers) if habits.expands else 0.0
+        kept = sum(_expanded(place, habits, layer) for layer in layers) if habits.expands else 0.0
         kept += _sum_over_parts(place) if place.is_scattered else 0.0  # the head's input, which parts have gathered
         before = place.at_loss_bytes - LOGIT_BYTES * logits + kept + cast * head
         at_most = habits.logit_bytes if place.num_parts == 1 else max(habits.logit_bytes, habits.parts_logit_bytes)
@@ -483,8 +497,8 @@ def _of_units(place: Place, habits: Habits) -> Iterator[tuple[float, float, bool
     yield place.at_update_bytes, (_HALF + _SINGLE) * first, True
 
 
-def _expanded(place: Place, layer: int) -> float:
-    """Return the bytes of what eager operations keep beside: what gates and experts' inputs make, and grouped heads."""
+def _expanded(place: Place, habits: Habits, layer: int) -> float:
+    """Return the bytes of what eager operations keep beside: of gates, experts' inputs, grouped heads and norms."""
     found, model = 0.0, place.workload.model
     saved = {each.name: place.num_bytes(each) for each in place.saved(layer)}
     for name, size in saved.items():
@@ -494,7 +508,13 @@ def _expanded(place: Place, layer: int) -> float:
             found += size / model.precision.saved_bytes * _SINGLE  # of which the gradients of tokens' weights are made
     if "keys" in saved and "values" in saved:
         found += (model.num_heads / model.num_kv_heads - 1) * (saved["keys"] + saved["values"])
+    if habits.casts_norms and model.norm == "rmsnorm" and not saved.keys().isdisjoint(_NORMED):
+        found += saved["norm input"] / model.precision.activation_bytes * _SINGLE
     return found
+
+
+_NORMED = ("projection input", "mlp input", "head input")
+"""What norms make, which is kept where they are not computed again."""
 
 
 def _context(place: Place, layer: int) -> float:
@@ -527,7 +547,7 @@ def _made_again(place: Place, habits: Habits, layer: int) -> float:
     every, kept = (replace(place, recompute=again).saved(layer) for again in ("none", place.recompute))
     found = float(sum(place.num_bytes(each) for each in every if each not in kept))
     if habits.expands:
-        found += _expanded(replace(place, recompute="none"), layer) - _expanded(place, layer)
+        found += _expanded(replace(place, recompute="none"), habits, layer) - _expanded(place, habits, layer)
     return found + (_sum_over_parts(place) if place.is_scattered else 0.0)
 
 

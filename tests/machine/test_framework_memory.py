@@ -11,7 +11,7 @@ import pytest
 import minitrain as mt
 from minitrain.errors import UsageError
 from minitrain.machine.framework_memory import HABITS, _Update
-from minitrain.machine.platforms import Platform, find_platform
+from minitrain.machine.platforms import Platform, find_platform, platform_of_framework
 from minitrain.run.device_memory import DeviceMemory
 
 HIDDEN, FFN, LAYERS, VOCABULARY, TOKENS = 1024, 4096, 2, 32000, 1024
@@ -282,6 +282,22 @@ def test_measured_runs_of_eager_fsdp2_allocate_and_reserve_as_much(
     found = of_fsdp("fsdp2 eager", check=False, **changes)
     assert found.allocated_bytes / 2**30 == pytest.approx(allocated_gib, rel=0.01)
     assert found.reserved_bytes / 2**30 == pytest.approx(reserved_gib, rel=0.04)
+
+
+@pytest.mark.parametrize("name", ["Hugging Face's models", "DeepSpeed with Hugging Face's models", "torchtune"])
+def test_norms_that_cast_keep_their_input_in_single_precision_unless_computed_again(name: str) -> None:
+    def kept(recompute: str, **changes: Any) -> float:
+        framework = platform_of_framework(name, "h100")
+        platforms = framework, replace(framework, memory="eager")
+        model = replace(MODEL, **changes)
+        sizes: dict[str, Any] = {"workload": model, "global_batch_size": 1, "world_size": 1, "recompute": recompute}
+        runs = (mt.simulate("single", platform=each, **sizes) for each in platforms)
+        casts, plain = (run.device_memory.kept_bytes for run in runs if run.device_memory is not None)
+        return casts - plain
+
+    assert kept("none") == 4 * HIDDEN * TOKENS * (2 * LAYERS + 1)
+    assert kept("full") == 4 * HIDDEN * TOKENS  # the last norm's
+    assert kept("none", norm="layernorm") == 0  # which is one kernel
 
 
 def test_torchtitan_allocates_as_fsdp2_where_gradients_are_shards() -> None:
