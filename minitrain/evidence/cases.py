@@ -65,7 +65,12 @@ if TYPE_CHECKING:
 
 
 _GIB = 2.0**30
-_MEASURED = re.compile(r"(?:(?:ok|measured|published|verified)(?: \((.*)\))?)?", re.IGNORECASE)  # a status
+_MEASURED = re.compile(r"(?:(?:ok|measured|published|verified)(?:[ ,;:]+\(?(.*?)\)?)?)?", re.IGNORECASE)  # a status
+_DOUBTED = re.compile(  # a remark on figures that are not those of a step
+    r"\?|\b(?:suspect|doubt|crash|oom|not\b|wrong|invalid|in(?:consistent|complete)|estimat|extrapolat|simulat|projec|"
+    r"predict|unreliable|excluded|fail)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,7 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
         LackingError: the row lacks what the model needs.
     """
     status = _MEASURED.fullmatch(row.text("status"))
-    if status is None:
+    if status is None or _DOUBTED.search(status.group(1) or ""):
         raise LackingError(f"its status is {row.text('status')!r}, so that its figures are not those of a step")
     unread = require_known(row)
     if status.group(1):

@@ -39,6 +39,7 @@ _COUNTED = re.compile(
     r"(?:[A-Za-z]+ ?= ?|[~≈] ?)?([-+]?(?:\d{1,3}(?:,\d{3})+|\d+(?:_\d{3})*)(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(.*)",
     re.DOTALL,
 )
+_GUESS = re.compile(r"\((?:assumed |about |[~≈] ?)([^()]+)\)")  # "not stated (~50k)"
 _ALIKE = 0.75  # a remark's word that is as like a known one as this is a misspelt one
 _MOST_SHOWN = 16
 
@@ -354,16 +355,19 @@ def read_number(name: str, text: str) -> tuple[float | None, str]:
         ((4096.0, ''), (None, ''), (4.0, '(each)'))
         >>> read_number("seq_len", "8k"), read_number("n_gpus", "1,024 GPUs")
         ((8192.0, ''), (1024.0, ''))
-        >>> read_number("vpp", "not stated => assumed 2")
-        (2.0, 'not stated => assumed 2')
+        >>> read_number("vpp", "not stated => assumed 2"), read_number("vocab", "not stated (~50k)")
+        ((2.0, 'not stated => assumed 2'), (50000.0, 'not stated (~50k)'))
     """
     said, arrow, guess = _ARROW.sub("=>", text).partition("=>")
     if arrow and is_not_stated(said):
         guessed, _ = read_number(name, guess.strip().removeprefix("assumed").strip())
         return guessed, text.strip()
     start = next((start for start in listed()["not_stated"] if text.strip().lower().startswith(start + " ")), "")
+    aside = text.strip()[len(start) :].strip() if start else ""
+    if about := _GUESS.fullmatch(aside):
+        return read_number(name, about[1])[0], text.strip()
     if start or is_not_stated(text):
-        return None, text.strip()[len(start) :].strip() if start else ""
+        return None, aside
     column = columns().get(name, _ANY_NUMBER)
     if text.strip().lower() in column.silent:
         return None, ""

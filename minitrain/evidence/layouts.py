@@ -96,7 +96,7 @@ def layout_of(row: Row, framework: Framework) -> Layout:
     if tp * pp * cp * dp != world_size:
         raise LackingError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is not n_gpus {world_size}")
     assumed: list[Assumption] = []
-    mbs, num_microbatches = _microbatches(row, dp)
+    mbs, num_microbatches = _microbatches(row, dp, pp, assumed)
     zero, shard_size = _sharding(row, dp, assumed)
     schedule, num_chunks = _schedule(row, pp, assumed)
     return Layout(
@@ -129,7 +129,19 @@ def degrees_of(row: Row) -> tuple[int, int, int, int, int]:
     return world_size, tp, pp, cp, row.count("dp", max(1, world_size // (tp * pp * cp)))
 
 
-def _microbatches(row: Row, dp: int) -> tuple[int, int]:
+def _one_microbatch(row: Row, pp: int, assumed: list[Assumption]) -> float:
+    """Return one microbatch for tokens a second without stages, which more microbatches hardly change.
+
+    Raises:
+        LackingError: it has stages, or a step's time alone.
+    """
+    if pp > 1 or row.text("step_time_s") or not row.text("tokens_per_s_per_gpu"):
+        raise LackingError("neither gbs nor n_micro is stated, so that microbatches are unknown")
+    assumed.append(Assumption("neither gbs nor n_micro stated: one microbatch", "n_micro", ("4",)))
+    return 1.0
+
+
+def _microbatches(row: Row, dp: int, pp: int, assumed: list[Assumption]) -> tuple[int, int]:
     """Return the samples of a microbatch, and how many microbatches a replica has."""
     size, num = row.number("mbs"), row.number("n_micro")
     if size and re.match(r"[\d,]+ \(?per (gpu|device|chip)", row.text("mbs").lower()) and row.count("n_gpus") != dp:
@@ -140,9 +152,9 @@ def _microbatches(row: Row, dp: int) -> tuple[int, int]:
     if size is None:
         raise LackingError(f"mbs is {row.text('mbs')!r}: without the samples of a microbatch nothing can be priced")
     if num is None:
-        if batch is None or batch % (size * dp):
+        num = _one_microbatch(row, pp, assumed) if batch is None else batch / (size * dp)
+        if num % 1:
             raise LackingError(f"gbs {row.text('gbs')!r} is no multiple of mbs x dp, so that microbatches are unknown")
-        num = batch / (size * dp)
     elif batch is not None and batch != size * dp * num:
         raise LackingError(
             f"gbs is {row.text('gbs')!r}, but mbs x n_micro x dp is {size:.0f} x {num:.0f} x {dp}; leave one out"
@@ -478,6 +490,7 @@ def assumptions(
     found = (
         *_of_degrees(row, layout),
         *_of_tokens(row, framework, layout),
+        *_of_vocabulary(row),
         *_of_model(row, framework, layout, model),
         *_of_kernels(row, framework, model, system),
         *_of_device(row, system),
@@ -509,6 +522,12 @@ def _of_degrees(row: Row, layout: Layout) -> Iterator[Assumption]:
     says_gb = "mem_kind" if memory.get("says_gb") else "mem_gib" if "gb" in row.text("mem_gib").lower() else ""
     if row.text("mem_gib") and says_gb and "unit" not in memory:
         yield Assumption(f"{says_gb} says GB, of 1e9 or of 2**30 bytes: 2**30", "mem_kind")
+
+
+def _of_vocabulary(row: Row) -> Iterator[Assumption]:
+    if re.search(r"\dk|[~≈]", row.text("vocab").lower()):
+        words = row.count("vocab")
+        yield Assumption(f"vocab is {row.text('vocab')!r:.40}: {words}", "vocab", (str(words * 1024 // 1000),))
 
 
 def _of_model(row: Row, framework: Framework, layout: Layout, model: Transformer) -> Iterator[Assumption]:

@@ -144,7 +144,18 @@ def read_rows(path: StrPath, table: str | None = None) -> list[Row]:
         found = read_cells(file)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the table {file}: {error}; give a CSV file in UTF-8") from error
-    return [Row(table or file.stem, _multiplied(values), line) for line, values in found]
+    return [Row(table or file.stem, _shared_apart(_multiplied(values)), line) for line, values in found]
+
+
+_ROUTED_AND_SHARED = re.compile(r"(\d+)(?: routed)?(?: experts?)? ?(?:\+|\(\+) ?(\d+) shared(?: experts?)?\)?")
+
+
+def _shared_apart(values: Mapping[str, str]) -> Mapping[str, str]:
+    """Return a row whose shared experts stand in their own column, where n_experts is "256 routed + 1 shared"."""
+    found = _ROUTED_AND_SHARED.fullmatch((values.get("n_experts") or "").strip().lower())
+    if found is None or values.get("n_shared_experts"):
+        return values
+    return {**values, "n_experts": found[1], "n_shared_experts": found[2]}
 
 
 def _multiplied(values: Mapping[str, str]) -> Mapping[str, str]:

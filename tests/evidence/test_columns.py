@@ -17,7 +17,7 @@ from minitrain.cli import app
 from minitrain.evidence.cases import Case, case_of, predict
 from minitrain.evidence.columns import columns, described, read_number, read_words, template
 from minitrain.evidence.errors_by_table import TABLES, rows_of
-from minitrain.evidence.rows import LackingError, Row, require_known
+from minitrain.evidence.rows import LackingError, Row, read_rows, require_known
 from minitrain.machine import load_config
 from minitrain.machine.platforms import Platform
 from tests.evidence.test_rows import USUAL, case, row
@@ -375,9 +375,34 @@ def test_columns_of_text_move_nothing() -> None:
         assert (changed.layout, changed.system, changed.platform) == (case().layout, case().system, case().platform)
         assert changed.options == case().options
     assert case(status="measured (forced balance)").unread == ('status has "forced balance": not read',)
-    for status in ("oK?", "ok; SUSPECT"):
+    assert case(status="ok, forced balance").unread == ('status has "forced balance": not read',)
+    for status in ("oK?", "ok; SUSPECT", "ok, not verified", "measured (estimated from a plot)", "okay"):
         with pytest.raises(LackingError, match="status is"):
             case(status=status)
+
+
+def test_a_rounded_vocabulary_is_read_and_said() -> None:
+    for text, words in (("32k", 32000), ("~50k", 50000), ("not stated (~50k)", 50000)):
+        found = case(vocab=text)
+        assert 0 <= found.model.vocab_size - words < 128 * found.layout.tp
+        assert f"vocab is {text!r}: {words}" in texts(found)
+    assert not any("vocab" in text for text in texts(case()))
+
+
+def test_shared_experts_beside_the_others_are_read(tmp_path: Path) -> None:
+    for text in ("8 routed + 1 shared", "8 (+1 shared expert)", "8+1 shared"):
+        (read,) = read_rows(write(tmp_path / "mine.csv", [{**USUAL, "n_experts": text}]))
+        assert (read.text("n_experts"), read.text("n_shared_experts")) == ("8", "1")
+
+
+def test_microbatches_that_are_not_said_are_one_for_tokens_a_second_alone() -> None:
+    silent = {"gbs": "", "n_micro": "", "pp": "1", "dp": "", "vpp": ""}
+    found = case(**silent, step_time_s="", tokens_per_s_per_gpu="1000")
+    assert found.layout.num_microbatches == 1
+    assert "neither gbs nor n_micro stated: one microbatch" in texts(found)
+    for changes in ({"step_time_s": "1"}, {"step_time_s": "", "mem_gib": "20"}):
+        with pytest.raises(LackingError, match="neither gbs nor n_micro is stated"):
+            case(**{**silent, "tokens_per_s_per_gpu": "", **changes})
 
 
 @pytest.mark.parametrize("name", [name for name, column in columns().items() if column.kind != "text"])
