@@ -15,7 +15,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from minitrain.evidence.columns import Assumption, columns, is_about, is_not_stated
-from minitrain.evidence.rows import USUAL_HEAD, Framework, LackingError, Row, device_of, named_model, usual_heads
+from minitrain.evidence.rows import (
+    USUAL_HEAD,
+    Framework,
+    LackingError,
+    Row,
+    compiles_silently,
+    device_of,
+    named_model,
+    usual_heads,
+)
 from minitrain.machine import load_config
 from minitrain.machine.kernel_device import rates_of
 from minitrain.machine.platforms import Platform
@@ -595,6 +604,10 @@ def _of_compilation(row: Row, framework: Framework) -> Iterator[Assumption]:
     if compiled is None and framework.name == "torchtitan without torch.compile":
         said = row.text("framework")
         yield Assumption("torch.compile not stated: off", "framework", (f"{said}, torch.compile",))
+    elif compiles_silently(row):
+        yield Assumption(
+            "torch.compile not stated: on, as FP8 needs it", "framework", (f"{row.text('framework')}, eager",)
+        )
     elif compiled and not framework.is_compiled:
         yield Assumption(f"torch.compile: priced as {framework.name} without it", is_open=True)
 

@@ -276,6 +276,7 @@ def framework_of(row: Row) -> Framework:
         LackingError: it is none that is known.
     """
     names = {*row.words("framework").facts.get("is", ()), *(["experts"] if row.text("n_experts") else [])}
+    names |= {"compiled"} if compiles_silently(row) else set()
     found = next((each for each in (*FRAMEWORKS, UNKNOWN) if each.is_named(names)), None)
     if found is None and not row.words("framework").is_empty:
         known = ", ".join(dict.fromkeys(each.name for each in FRAMEWORKS))
@@ -284,6 +285,16 @@ def framework_of(row: Row) -> Framework:
             'write "own" for components alone'
         )
     return found or UNKNOWN
+
+
+def compiles_silently(row: Row) -> bool:
+    """Return whether torchtitan's multiplications are of few bits, which are quicker by `torch.compile` alone.
+
+    It fuses their scales and casts, without which they are no gain (torchtitan, `docs/float8.md`).
+    """
+    facts = row.words("framework").facts
+    is_silent = "torchtitan" in facts.get("is", ()) and facts.get("compiled") is None
+    return is_silent and "weights" in row.words("precision").facts
 
 
 _VOCABULARY_MULTIPLE = 128  # Megatron-LM pads to a multiple of this times tp; others have vocabularies that divide

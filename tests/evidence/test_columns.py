@@ -389,6 +389,24 @@ def test_a_rounded_vocabulary_is_read_and_said() -> None:
     assert not any("vocab" in text for text in texts(case()))
 
 
+def test_few_bits_are_compiled_by_torchtitan_where_nothing_is_said() -> None:
+    said = "torch.compile not stated: on, as FP8 needs it"
+    sizes = {**FSDP, "gpu": "H100-SXM-80GB"}
+    found = case(**{**sizes, "framework": "torchtitan", "precision": "float8"})
+    assert said in texts(found)
+    assert found.platform is not None
+    assert found.platform.name == "compiled-fsdp"
+    for framework, precision in (("torchtitan", "bf16"), ("torchtitan, eager", "float8")):
+        other = case(**{**sizes, "framework": framework, "precision": precision})
+        assert said not in texts(other)
+        assert other.platform is not None
+        assert other.platform.name == "eager-h100"
+
+
+def test_parameters_of_any_wording_are_a_remark_behind_their_number() -> None:
+    assert read_number("n_params", "671B-A37B") == (671e9, "-A37B")
+
+
 def test_shared_experts_beside_the_others_are_read(tmp_path: Path) -> None:
     for text in ("8 routed + 1 shared", "8 (+1 shared expert)", "8+1 shared"):
         (read,) = read_rows(write(tmp_path / "mine.csv", [{**USUAL, "n_experts": text}]))
