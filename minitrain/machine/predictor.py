@@ -347,6 +347,7 @@ class RuntimePredictor(_ConfigPredictor):
 
     def get_collective_time(self, collective_name: str, v: Any) -> float:
         """Return the time of a collective among all ranks, s; 0 for a world of one."""
+        self.network.time(collective_name, 0, self.world_size)  # refuses an unknown name, also in a world of one
         return self.collective(collective_name, self.get_comm_bytes(v), range(self.world_size)).seconds
 
     def get_send_recv_time(self, v: Any) -> float:

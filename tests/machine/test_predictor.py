@@ -99,6 +99,12 @@ def test_nothing_takes_no_time() -> None:
     assert RuntimePredictor(1).get_collective_time("all_reduce", GRAD) == 0
 
 
+@pytest.mark.parametrize("world_size", [1, 8])
+def test_what_is_no_collective_has_no_time(world_size: int) -> None:
+    with pytest.raises(UsageError, match="a network prices the operations it knows, not 'allreduce'; use one of p2p, "):
+        RuntimePredictor(world_size).get_collective_time("allreduce", GRAD)
+
+
 def test_the_network_is_the_smallest_tier_that_spans_the_run() -> None:
     assert [RuntimePredictor(n).network.size for n in (1, 2, 8, 9, 65536)] == [8, 8, 8, 65536, 65536]
     with pytest.raises(UsageError, match="whose largest spans 65536 ranks; use at most 65536"):
