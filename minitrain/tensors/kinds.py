@@ -20,7 +20,7 @@ import html
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
 from minitrain.errors import LawError, TensorTypeError
 from minitrain.tensors.index_sets import WHOLE_SEQUENCE, SequencePart, ranges, runs, singleton, union
@@ -164,6 +164,7 @@ TO = TypeVar("TO")
 _UNSHARDED = frozenset([0])
 
 
+@runtime_checkable
 class Reduceable(Protocol[T]):
     """What can be summed over ranks or microbatches, element by element."""
 
@@ -173,6 +174,7 @@ class Reduceable(Protocol[T]):
         """Return the element-wise sum."""
 
 
+@runtime_checkable
 class Gatherable(Protocol[O]):
     """What can be cut into shards and put together again."""
 
@@ -188,6 +190,7 @@ class Gatherable(Protocol[O]):
         """Return a tensor that holds the shards of both."""
 
 
+@runtime_checkable
 class ReduceableGatherable(Reduceable[TO], Gatherable[TO], Protocol[TO]):
     """What can be both summed and cut into shards: a weight gradient."""
 

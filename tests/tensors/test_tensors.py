@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 import minitrain as mt
 from minitrain import tensors
 from minitrain.errors import LawError
-from minitrain.lib import Activation, ActivationGrad, OptState, Weight, WeightGrad
+from minitrain.lib import (
+    Activation,
+    ActivationGrad,
+    Gatherable,
+    OptState,
+    Reduceable,
+    ReduceableGatherable,
+    Weight,
+    WeightGrad,
+)
 from minitrain.tensors import FIELDS, Tensor, clone, kinds
 from minitrain.tensors.fields import OnHost
 
@@ -70,6 +79,12 @@ def test_shards_combine_to_the_whole_in_any_order(tensor: Any, num_shards: int, 
     assert whole.is_complete()
     assert whole.memory() == tensor.memory()
     assert (whole.shards, whole.num_shards) == (frozenset(range(num_shards)), num_shards)
+
+
+@pytest.mark.parametrize("tensor", ALL)
+def test_instances_of_the_protocols_are_what_implements_them(tensor: Any) -> None:
+    assert isinstance(tensor, Gatherable) == any(tensor is one for one in SHARDABLE)
+    assert isinstance(tensor, Reduceable) == isinstance(tensor, ReduceableGatherable) == (tensor is GRAD)
 
 
 @pytest.mark.parametrize("tensor", SHARDABLE)
