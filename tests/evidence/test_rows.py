@@ -588,6 +588,8 @@ def test_replicas_of_megatron_pass_over_whole_gradients_where_they_are_not_shard
         ("torchtitan", "H100-SXM-80GB", "eager-h100"),
         ("PyTorch FSDP1, eager (Hugging Face)", "A100-SXM-80GB", "hugging-face"),
         ("NeMo AutoModel", "H100-SXM-80GB", "eager-h100"),
+        ("llama-recipes", "A100-SXM-80GB", "hugging-face"),
+        ("torchtune", "H100-SXM-80GB", "eager-h100"),
         ("torchtune, compiled", "H100-SXM-80GB", "compiled-fsdp"),
         ("NeMo 25.04", "H100-SXM-80GB", "nemo-h100"),
         ("NeMo 25.04", "GB200", "nemo-blackwell"),
