@@ -69,6 +69,7 @@ class Price:
             a computation for its passes over memory; 0 where nobody knows.
         persistent_s: seconds of a computation's persistent kernels, which divide their work among all multiprocessors
             before they begin.
+        alone: the price that a predictor has answered, where something beside the operation made it last longer.
     """
 
     seconds: float
@@ -79,11 +80,17 @@ class Price:
     computing_usage: float = 0.0
     memory_s: float = 0.0
     persistent_s: float = 0.0
+    alone: Price | None = field(default=None, repr=False, compare=False)
 
     def lasting(self, seconds: float) -> Price:
         """Return the same for another duration, s: a third of the time of `dataclasses.replace`."""
         price = self.size_bytes, self.algorithm, self.processor_usage, self.tier_size, self.computing_usage
-        return Price(seconds, *price, self.memory_s, self.persistent_s)
+        return Price(seconds, *price, self.memory_s, self.persistent_s, self.alone or self)
+
+    @property
+    def answered(self) -> Price:
+        """The price that a predictor has answered, which explains it."""
+        return self.alone or self
 
 
 FREE = Price(0.0)

@@ -231,7 +231,7 @@ def stands_for(strategy: Strategy, options: Mapping[str, Any], world_size: int) 
         return value if isinstance(value, int) and value > 0 else usual
 
     tp, ep = count("tp", 1), count("ep", 1)
-    pp = count("pp", world_size // ep if name in _OF_STAGES or "pp" in given else 1)
+    pp = count("pp", max(1, world_size // ep) if name in _OF_STAGES or "pp" in given else 1)
     zero = given.get("zero", _ZERO.get(name, 0))
     is_known = name or "pp" in given
     hides_parts, stage_size = tp > 1 and not given.get("overlap_parts"), max(1, world_size // pp) if is_known else 1

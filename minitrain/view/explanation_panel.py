@@ -278,7 +278,7 @@ def law_of(name: str) -> str:
 
 
 def words_of(account: Account) -> dict[str, Any]:
-    """Return an account for the panel: facts as pairs of a name and a text, and its kernels.
+    """Return an account for the panel: facts as pairs of a name and a text, its kernels, and how long it takes alone.
 
     Of a kernel there are its name, its share of all, what bounds it, and what it takes and reaches.
     """
@@ -292,7 +292,7 @@ def words_of(account: Account) -> dict[str, Any]:
         ]
         for part in account.parts
     ]
-    return {"facts": list(_facts(whole, account)), "parts": parts}
+    return {"facts": list(_facts(whole, account)), "parts": parts, "seconds": whole.seconds}
 
 
 def of_computing(line: Timeline, accounts: Accounts) -> list[tuple[str, Part, str, str]]:
@@ -310,7 +310,7 @@ def of_computing(line: Timeline, accounts: Accounts) -> list[tuple[str, Part, st
     counts = np.bincount(place, minlength=len(codes))
     found: dict[str, list[tuple[Part, float, float]]] = {}
     for code, event, count in zip(codes.tolist(), chosen[first].tolist(), counts.tolist(), strict=True):
-        account = accounts.get(id(line.prices[code])) if code != NONE else None
+        account = accounts.get(id(line.prices[code].answered)) if code != NONE else None
         if account is None:
             return []
         told = account()

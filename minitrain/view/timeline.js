@@ -396,7 +396,9 @@ export async function mountTimeline(element, data, options = {}) {
     if (c.number[i] >= 0) pairs.push(['part', 'microbatch ' + c.number[i]]);
     if (data.samples[c.samples[i]]) pairs.push(['works on', data.samples[c.samples[i]]]);
     if (kindOf(i).law) pairs.push(['law', kindOf(i).law]);
-    pairs.push(...accountOf(i).facts);
+    const {facts: told, seconds: alone} = accountOf(i), longer = bars.end[i] - bars.start[i] - alone;
+    pairs.push(...told);
+    if (alone && longer > 0.001 * alone) pairs.push(['slowed down', `by ${duration(longer)}, by what runs beside it`]);
     if (c.account[i] < 0 && data.unexplained) pairs.push(['price', data.unexplained]);
     if (begin >= 0) pairs.push(['began when it did', `since ${data.kinds[c.cause_kind[i]].name}` +
       ` ${layerName(c.cause_layer[i])}`.trimEnd() + ` of rank ${data.ranks[begin]} came before`]);
@@ -406,7 +408,7 @@ export async function mountTimeline(element, data, options = {}) {
     return pairs;
   }
   /** What the price of a bar is made of, as Python tells it. */
-  function accountOf(i) { return data.accounts[c.account[i]] || {facts: [], parts: []}; }
+  function accountOf(i) { return data.accounts[c.account[i]] || {facts: [], parts: [], seconds: 0}; }
   /** What a row holds of each kind at a moment, as pairs of its name and bytes. */
   function heldByKind(row, t) {
     return [...memories[row]].map(([kind, {time, bytes}]) => [data.memory_kinds[kind], bytes[firstFrom(time, t + step * 1e-9) - 1] || 0]);

@@ -132,14 +132,14 @@ def timeline_data(
 
 def explained_prices(bars: Bars, view: View) -> list[dict[str, Any]]:
     """Return what the prices of bars are made of, in words, in the order in which bars refer to them."""
-    known = (view.accounts.get(id(bars.timeline.prices[code])) for code in _prices(bars))
-    return [{"facts": [], "parts": []} if account is None else words_of(account()) for account in known]
+    known = map(view.accounts.get, dict.fromkeys(_answered(bars).values()))
+    return [{"facts": [], "parts": [], "seconds": 0.0} if each is None else words_of(each()) for each in known]
 
 
-def _prices(bars: Bars) -> list[int]:
-    """Return the prices of operations that are drawn, as indices into those of the timeline."""
+def _answered(bars: Bars) -> dict[int, int]:
+    """Return the ids of what predictors have answered for operations that are drawn, by the place of their price."""
     codes = np.unique(bars.timeline.price[bars.event[~bars.waits]])
-    return [int(code) for code in codes if code != NONE]
+    return {code: id(bars.timeline.prices[code].answered) for code in codes.tolist() if code != NONE}
 
 
 def _lanes(bars: Bars, names: Sequence[str]) -> tuple[Ints, list[str]]:
@@ -210,7 +210,9 @@ def _bar_columns(bars: Bars, unit: float) -> dict[str, Ints]:
     """Return what is drawn and said of each bar, as whole numbers, but for its row and lane."""
     line, event, waits = bars.timeline, bars.event, bars.waits
     account = np.full(len(line.prices) + 1, NONE)
-    account[_prices(bars)] = np.arange(len(_prices(bars)))
+    answered = _answered(bars)
+    places = {key: place for place, key in enumerate(dict.fromkeys(answered.values()))}
+    account[list(answered)] = [places[key] for key in answered.values()]
     start, end = _ticks(bars.start, unit), _ticks(bars.start + bars.duration, unit)
     ends_wait = waits & (event != NONE)
     layer = np.where(line.layer == NO_LAYER, NONE, line.layer)

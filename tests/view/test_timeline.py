@@ -142,9 +142,12 @@ def test_the_list_of_rows_has_the_peak_of_the_run_also_where_it_lasts_no_time() 
     assert data["rows"][data["peak_row"]]["peak_bytes"] == run.peak_memory_bytes
 
 
-def test_every_operation_says_what_its_own_price_is_made_of() -> None:
-    run = mt.simulate("fsdp", world_size=8, workload="gpt2", seq_len=256, global_batch_size=8)
+@pytest.mark.parametrize("contention", [False, True])
+def test_every_operation_says_what_its_own_price_is_made_of(contention: bool) -> None:
+    sizes: Any = {"world_size": 8, "workload": "gpt2", "seq_len": 256, "global_batch_size": 8}
+    run = mt.simulate("fsdp", contention=contention, **sizes)
     data = _data(run)
+    slowed = 0
     columns = _columns(data)
     waiting = len(data["kinds"]) - 1
     for kind, length, place in zip(columns["kind"], columns["length"], columns["account"], strict=True):
@@ -153,12 +156,17 @@ def test_every_operation_says_what_its_own_price_is_made_of() -> None:
             continue
         facts = dict(data["accounts"][place]["facts"])
         number, unit = facts["price"].partition(":")[0].split()
-        assert float(number) * _UNITS[unit] == pytest.approx(length * data["unit"], rel=1e-3)
+        alone, took = data["accounts"][place]["seconds"], length * data["unit"]
+        assert float(number) * _UNITS[unit] == pytest.approx(alone, rel=1e-3)
+        assert took > alone * (1 - 1e-3)
+        slowed += took > alone * (1 + 1e-3)
         shares = [share for _, share, _, _ in data["accounts"][place]["parts"]]
         assert sum(shares) == pytest.approx(1 if "kernel" in facts["price"] else 0)
         assert data["kinds"][kind]["law"].endswith(".")
         assert facts["bound by"]
         assert ("on the wire" in facts) == ("among" in facts["price"])
+    assert (slowed > 0) == contention
+    assert len(data["accounts"]) < 60  # those of one price are one, however long it was made to last
 
 
 def test_a_round_of_steps_has_a_border_before_each_but_the_first() -> None:
