@@ -297,7 +297,7 @@ def _units(text: str) -> tuple[int, ...]:
 
 
 _VOCABULARY = 51200  # of embedding and head, whose times are left out
-_STAGE_PLATFORM = "zero-bubble"
+_STAGE_PLATFORM = "megatron-a100"
 _PASSES = (("T_F_ms", "forward"), ("T_B_ms", "backward_input"), ("T_W_ms", "backward_weight"))
 
 

@@ -411,7 +411,7 @@ def find_platform(platform: str | Platform | None, device: str = "") -> Platform
         UsageError: there is no such platform.
 
     >>> find_platform("Megatron-Core", "a100_80g").name
-    'zero-bubble'
+    'megatron-a100'
     >>> find_platform("nemo-h100:dispatcher=deepep,captures=True").dispatcher
     'deepep'
     """

@@ -595,8 +595,8 @@ def test_replicas_of_megatron_pass_over_whole_gradients_where_they_are_not_shard
         ("NeMo 25.04", "GB200", "nemo-blackwell"),
         ("Primus", "MI300X", "megatron-rocm"),
         ("Primus-Turbo", "MI355X", "components"),
-        ("Megatron-Core r0.8.0", "A100-SXM-80GB", "zero-bubble"),
-        ("NeMo Megatron 23.04", "A100-SXM-80GB", "zero-bubble"),
+        ("Megatron-Core r0.8.0", "A100-SXM-80GB", "megatron-a100"),
+        ("NeMo Megatron 23.04", "A100-SXM-80GB", "megatron-a100"),
         ("Megatron-LM 2020", "A100-SXM-80GB", "megatron-2021"),
     ],
 )
@@ -651,7 +651,7 @@ def _free(tier: Network) -> Network:
 )
 def test_messages_between_stages_go_over_few_channels(num_ranks: int, size_bytes: float, ms: float) -> None:
     """The sizes of table e2, whose T_comm are 0.60 to 0.76, 0.53 to 0.58 and 0.38 ms."""
-    pricing = Pricing("kernels", platform=replace(find_platform("zero-bubble"), batches_messages=True))
+    pricing = Pricing("kernels", platform=replace(find_platform("megatron-a100"), batches_messages=True))
     prices = KernelPredictor(num_ranks, "a100_80g", pricing, workload=find_workload("gpt2"))
     assert prices.p2p("send", size_bytes, 0, 1).seconds * 1e3 == pytest.approx(ms, rel=1e-2)
 
