@@ -37,6 +37,7 @@ from minitrain.machine.config import (
     is_shipped,
     machine_data,
     machine_name,
+    machine_names,
     parse,
     read_file,
     shipped_clusters,
@@ -202,8 +203,8 @@ def list_configs(*, as_json: bool = False) -> None:
         print_json(shipped_configs())
     else:
         print_table(_configs_table([load_config(name) for name in shipped_configs()]))
-        clusters = shipped_clusters()  # learners' packages have none
-        print_lines([f"clusters of unlike devices: {', '.join(clusters)}"] if clusters else [])
+        more = {"clusters of unlike devices": shipped_clusters(), "clouds' machines": machine_names()}
+        print_lines(f"{what}: {', '.join(names)}" for what, names in more.items() if names)  # learners' packages: none
 
 
 @hw.define()

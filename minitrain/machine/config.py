@@ -205,6 +205,11 @@ def machine_name(asked: str) -> str | None:
     return next((name for name in known if asked.lower() in (name, name.partition("_")[2])), None)
 
 
+def machine_names() -> list[str]:
+    """Return the names of clouds' machines, without their devices."""
+    return [machine.partition("_")[2] for machine in shipped_machines()["machines"]]
+
+
 def machine_data(name: str) -> dict[str, Any]:
     """Return the data of a cloud's machine: the config of its device, with its interfaces and its network."""
     listed = shipped_machines()
@@ -252,7 +257,7 @@ def unknown_name(name: str) -> HardwareConfigError:
     if stem in shipped_clusters():
         fault = f"expected the config of one kind of device, found a cluster of several; use one of {', '.join(known)}"
         return refuse(shown(name), [fault])
-    machines = [machine.partition("_")[2] for machine in shipped_machines()["machines"]]
+    machines = machine_names()
     close = _like(stem, (*known, *shipped_clusters(), *machines))
     hint = f"did you mean {' or '.join(map(json.dumps, close))}? " if close else ""
     fault = (

@@ -246,6 +246,7 @@ def test_hw_list_names_every_shipped_config() -> None:
     listing = minitrain("hw", "list").stdout
     assert all(name in listing for name in shipped_configs())
     assert "clusters of unlike devices: five_kinds, two_generations" in listing
+    assert "clouds' machines: p4d.24xlarge" in listing
 
 
 def test_hw_show_prints_a_config_that_loads_again() -> None:
