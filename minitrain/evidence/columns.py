@@ -373,7 +373,7 @@ def read_number(name: str, text: str) -> tuple[float | None, str]:
         return None, ""
     found = _COUNTED.fullmatch(text.strip())
     rest, scale = _without_units(column, found.group(2).strip()) if found else (text, 1.0)
-    if found is None or (rest and rest[0] not in "([" and not column.prose):
+    if found is None or (rest and rest[0] not in "([" and (rest[0].isalnum() or not column.prose)):
         raise ReadingError(f"{name} is {text!r:.60}, where {_needed(column)} is needed; remarks go into brackets")
     value = float(found.group(1).replace(",", "")) * scale
     if scale == _BINARY and math.log2(value) % 1:

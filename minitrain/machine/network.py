@@ -87,7 +87,7 @@ class TransferCurve:
         efficiency: share of the wires that are reached: of one processor's into the tier, times the local ranks.
         half_bytes: the size at which half the bandwidth is reached; 0 where there is no saturation.
         exponent: how quickly it saturates.
-        half_ranks: the ranks of the group that half_bytes is of, where it grows in proportion to them, as steps of a
+        half_ranks: the ranks of the group that half_bytes is of, where it grows in proportion to more, as steps of a
             ring do that each send 1/n of the bytes; 0 where it does not.
     """
 
@@ -124,7 +124,7 @@ class TransferCurve:
             return start
         slowed_bytes = size_bytes  # S (1 + (half/S)^exponent), written so that no tiny S overflows
         if not is_number(self.half_bytes) or self.half_bytes:
-            half_bytes = self.half_bytes * (num_ranks / self.half_ranks if self.half_ranks else 1)
+            half_bytes = self.half_bytes * (max(1.0, num_ranks / self.half_ranks) if self.half_ranks else 1)
             slowed_bytes += power(half_bytes, self.exponent) * power(size_bytes, 1 - self.exponent)
         return start + wire_share(op, num_ranks) * slowed_bytes / (bandwidth * 1e9)
 

@@ -316,7 +316,7 @@ NO_NUMBERS = {
     "n_heads": "16 haeds,sixteen,0",
     "n_kv_heads": "MQA,half,0",
     "head_dim": "64d,0.5",
-    "vocab": "50k,51.2k,0",
+    "vocab": "fifty,51200 wrods,0",
     "seq_len": "3k,1024 tokns,1024 token,2 048",
     "n_experts": "eigth,-1,0.5",
     "top_k": "two,-2,1.5",

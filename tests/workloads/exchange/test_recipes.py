@@ -20,8 +20,10 @@ from minitrain.workloads.exchange.recipe import known_words
 
 SCRIPT = Path(__file__).parent / "pretrain_llama3_8b.sh"
 LLAMA = mt.models()["llama3-8b"]
-# The models that a tool has words for; all others it refuses: a norm over all queries together, and clamped gates.
-_MEGATRON = [name for name in mt.models() if name not in ("olmoe-1b-7b", "gpt-oss-20b", "gpt-oss-120b")]
+# The models that a tool has words for; all others it refuses: a norm over all queries together, clamped gates, and
+# windows side by side.
+_WITHOUT_WORDS = ("olmoe-1b-7b", "gpt-oss-20b", "gpt-oss-120b", "llama4-scout", "llama4-maverick")
+_MEGATRON = [name for name in mt.models() if name not in _WITHOUT_WORDS]
 CAN_SAY = {
     "megatron-lm": _MEGATRON,
     "megatron-bridge": _MEGATRON,
