@@ -34,6 +34,7 @@ from functools import lru_cache
 from hashlib import sha256
 from importlib.machinery import SOURCE_SUFFIXES, FileFinder, PathFinder, SourceFileLoader
 from importlib.util import module_from_spec, spec_from_file_location
+from math import gcd
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
@@ -236,7 +237,8 @@ def stands_for(strategy: Strategy, options: Mapping[str, Any], world_size: int) 
     is_known = name or "pp" in given
     hides_parts, stage_size = tp > 1 and not given.get("overlap_parts"), max(1, world_size // pp) if is_known else 1
     num_replicas = max(1, world_size // (pp * tp))
-    num_shards = count("shard_size", num_replicas // count("replicas", 1))
+    usual_shards = gcd(num_replicas, 8) if name == "hsdp" else num_replicas // count("replicas", 1)
+    num_shards = count("shard_size", usual_shards)
     return StandsFor(framework_of(strategy), hides_parts, stage_size, num_replicas, zero, num_shards)
 
 

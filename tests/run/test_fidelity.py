@@ -183,6 +183,16 @@ def test_a_strategy_of_ones_own_may_stand_for_a_framework(monkeypatch: pytest.Mo
     assert mt.simulate(mine, **one).priced_by == "kernels, platform nemo-h100"
 
 
+def test_shards_of_a_node_are_copied_among_its_ranks() -> None:
+    given = {**given_to_all("mi300x_192g_8"), "global_batch_size": 16, "platform": "torchtitan without torch.compile"}
+    of_node, told, of_four = (
+        mt.simulate("hsdp", world_size=16, options=options, **given).step_time
+        for options in ({}, {"shard_size": 8}, {"shard_size": 4})
+    )
+    assert of_node == told
+    assert of_node != of_four
+
+
 def test_a_cluster_is_priced_alike_where_a_device_has_no_figures_of_kernels() -> None:
     cluster = mt.Cluster({"h100_80g_nvl8": 1, "phone": 1}, between_groups=mt.Link(1e9))
     run = mt.simulate("ddp", workload=SMALL, global_batch_size=2, hardware=cluster)
