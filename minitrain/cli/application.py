@@ -64,6 +64,9 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 }
 """Where each command is, as "module:name" of this room, and the beginning of its help."""
 
+CALLED_IN_PYTHON = {"simulate": "run"}
+"""Commands by the names of their functions, where these are others."""
+
 
 class ListedCommands(Commands):
     """The commands of the table, each loaded when it is called."""
@@ -75,6 +78,7 @@ class ListedCommands(Commands):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command; for a list of all, one that has a name and the beginning of its help."""
+        cmd_name = CALLED_IN_PYTHON.get(cmd_name, cmd_name)
         return super().get_command(ctx, cmd_name) if self._lists or cmd_name not in COMMANDS else loaded(cmd_name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

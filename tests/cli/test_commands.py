@@ -56,6 +56,10 @@ def test_compare_prints_one_json_object_a_strategy_in_the_order_given() -> None:
     assert [run["error"] for run in runs] == [None] * 6
 
 
+def test_run_is_found_by_the_name_that_it_has_in_python_too() -> None:
+    assert printed_json("simulate", "ddp", *SMALL, "--no-trace") == printed_json("run", "ddp", *SMALL, "--no-trace")
+
+
 def test_compare_prints_the_figures_of_simulate() -> None:
     run = printed_json("compare", "zero3", *SMALL, "--no-trace")[0]
     same = mt.simulate("zero3", world_size=4, num_layers=4, global_batch_size=8)
