@@ -48,7 +48,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache, lru_cache
 from math import ceil, inf
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -122,6 +122,7 @@ class KernelDevice:
         self.kernel_seconds = lru_cache(_MOST_REMEMBERED)(self._kernel_seconds)
         self.pass_seconds = lru_cache(_MOST_REMEMBERED)(self._pass_seconds)
         self.endless = lru_cache(len(LIMITS))(self._endless)
+        self.alone = cache(self._alone)
 
     def __reduce__(self) -> tuple[Callable[..., KernelDevice], tuple[SystemConfig, KernelRates, float, float]]:
         """Pickle and copy without what is remembered."""
@@ -159,7 +160,7 @@ class KernelDevice:
         rates = self._of_one.scaled(inf) if limit == "compute" else replace(self._of_one, GBps=inf)
         return _device(self.system, rates, self.launch_s, self.num_devices)
 
-    def alone(self) -> KernelDevice:
+    def _alone(self) -> KernelDevice:
         """Return a device of average speed, which waits for no other."""
         return KernelDevice(self.system, self._of_one, launch_s=self.launch_s)
 
@@ -212,38 +213,45 @@ class KernelDevice:
         return self.rates.memory_start_s + kernel.traffic_bytes / (self.rates.GBps * 1e9)
 
     def _matmul_seconds(self, kernel: Matmul) -> float:
-        """Return the least time over tiles and splits."""
+        """Return the least time over tiles and splits of k: the slower of waves and traffic, and adding up partials."""
         if not kernel.work_flop:
             return 0.0
         rates, rate = self.rates, self.rates.matmul_rate(kernel.datatype)
-        ways = (self._tiled_seconds(kernel, rate, tile, split) for tile in TILES for split in rates.splits)
+        is_uneven = kernel.is_grouped and kernel.kind != "weight_gradient" and not rates.grouped_rows
+        has_burst = not kernel.is_grouped and rate.burst > 0
+        in_waves = chosen(has_burst, rate.burst, rate.tflops) * 1e12 / rates.num_units
+        slower = self._slower(kernel)
+        bytes_per_s = rates.GBps * 1e9 * rates.matmul_bandwidth
+        traffic_s = kernel.traffic_bytes / bytes_per_s
+        sustained_s = chosen(has_burst, kernel.work_flop / (rate.tflops * 1e12), 0.0)
+        partial_bytes = _PARTIAL_BYTES * kernel.batch * kernel.m * kernel.n
+        ways = []
+        for rows, columns in TILES:
+            of_rows = max(1.0, kernel.m / rows + 0.5) if is_uneven else ceil(kernel.m / rows)
+            num_tiles = kernel.batch * of_rows * ceil(kernel.n / columns)
+            unit_flop_per_s = in_waves * efficiency_at(rates.tile_efficiency, rows * columns, 1)
+            for factor in slower:
+                unit_flop_per_s *= factor
+            for split in rates.splits:
+                num_waves = ceiling(num_tiles * split / rates.num_units)
+                flop = 2 * rows * columns * (kernel.k / split + rate.prologue)
+                busiest = larger(larger(num_waves * flop / unit_flop_per_s, traffic_s), sustained_s)
+                ways.append(busiest + (partial_bytes * split if split > 1 else 0) / bytes_per_s)
         factor = rates.weight_gradient if kernel.kind == "weight_gradient" else 1.0
         seconds: float = rates.matmul_start_s + factor * least(ways)
         return seconds
 
-    def _tiled_seconds(self, kernel: Matmul, rate: MatmulRate, tile: tuple[int, int], split: int) -> float:
-        """Return the time with one tile and one split of k: the slower of waves and traffic, and adding up partials."""
-        rates, (rows, columns) = self.rates, tile
-        is_uneven = kernel.is_grouped and kernel.kind != "weight_gradient" and not rates.grouped_rows
-        of_rows = max(1.0, kernel.m / rows + 0.5) if is_uneven else ceil(kernel.m / rows)
-        num_tiles = kernel.batch * of_rows * ceil(kernel.n / columns) * split
-        num_waves = ceiling(num_tiles / rates.num_units)
-        flop = 2 * rows * columns * (kernel.k / split + rate.prologue)
-        has_burst = not kernel.is_grouped and rate.burst > 0
-        in_waves = chosen(has_burst, rate.burst, rate.tflops) * 1e12
-        unit_flop_per_s = in_waves / rates.num_units * efficiency_at(rates.tile_efficiency, rows * columns, 1)
+    def _slower(self, kernel: Matmul) -> list[float]:
+        """Return the shares of its rate that a unit reaches with unaligned rows and with groups."""
+        rates, shares = self.rates, []
         if any(size * kernel.element_bytes % _ALIGNED_BYTES for size in kernel.row_sizes):
-            unit_flop_per_s *= rates.unaligned
+            shares.append(rates.unaligned)
         if kernel.is_grouped:
             rows_of_group = kernel.k if kernel.kind == "weight_gradient" else kernel.m
-            unit_flop_per_s *= rates.grouped / (1 + rates.grouped_rows / rows_of_group)
+            shares.append(rates.grouped / (1 + rates.grouped_rows / rows_of_group))
             if any(size % _LANES for size in kernel.row_sizes):
-                unit_flop_per_s *= rates.grouped_masked
-        bytes_per_s = rates.GBps * 1e9 * rates.matmul_bandwidth
-        partial_bytes = _PARTIAL_BYTES * kernel.batch * kernel.m * kernel.n * split if split > 1 else 0
-        busiest: float = larger(num_waves * flop / unit_flop_per_s, kernel.traffic_bytes / bytes_per_s)
-        sustained: float = larger(busiest, chosen(has_burst, kernel.work_flop / (rate.tflops * 1e12), 0.0))
-        return sustained + partial_bytes / bytes_per_s
+                shares.append(rates.grouped_masked)
+        return shares
 
     def _attention_seconds(self, kernel: FlashAttention) -> float:
         """Return the time of all blocks, and of the longest one's tail; no less than that of the traffic."""
