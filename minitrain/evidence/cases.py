@@ -713,10 +713,12 @@ def case_and_prediction(
     if not left_open:
         case = case_of(row, platform)
         return case, predict(case, without, with_memory=case.measured_bytes is not None)
-    tried = list(_tried(row, left_open, platform, without))
+    reasons: list[str] = []
+    tried = list(_tried(row, left_open, platform, without, reasons))
     if not tried:
-        names = " and ".join(left_open)
-        raise LackingError(f"{names} is not published, and nothing that could stand there both divides and fits")
+        names, common = " and ".join(left_open), {*reasons}
+        why = reasons[0] if len(common) == 1 else "nothing that could stand there both divides and fits"
+        raise LackingError(f"{names} is not published, and {why}")
     cells, case, found = min(tried, key=lambda one: one[2].seconds)
     chosen = [
         Assumption(
@@ -731,10 +733,11 @@ def _left_open(row: Row) -> dict[str, list[str]]:
     """Return the columns in which a row leaves open what its authors have tuned, and what could stand there."""
     found: dict[str, list[str]] = {}
     is_open = row.text("mbs") == QUICKEST or (row.number("mbs") is None and row.number("n_micro") is None)
-    if is_open and row.text("gbs"):
+    if is_open and row.text("gbs") and not layouts.adds_up_once(row, framework_of(row)):
         most = row.count("gbs") // layouts.degrees_of(row)[-1]
         found["mbs"] = [str(2**power) for power in range(most.bit_length())]
-    if framework_of(row).recompute is None and not row.words("recompute").is_stated:
+    is_said = row.words("recompute").is_stated or layouts.says_only_checkpoints(row)
+    if framework_of(row).recompute is None and not is_said:
         found["recompute"] = ["none", "selective", "full"]
     return found
 
@@ -746,18 +749,25 @@ def _beside(cells: Sequence[str], chosen: str) -> tuple[str, ...]:
 
 
 def _tried(
-    row: Row, left_open: Mapping[str, Sequence[str]], platform: str | Platform | None, without: Sequence[str]
+    row: Row,
+    left_open: Mapping[str, Sequence[str]],
+    platform: str | Platform | None,
+    without: Sequence[str],
+    reasons: list[str],
 ) -> Iterator[tuple[Mapping[str, str], Case, Prediction]]:
-    """Yield what may stand in columns that are left open, where it can be simulated and fits."""
+    """Yield what may stand in columns that are left open, where it can be simulated and fits; keep other's reasons."""
     for chosen in product(*left_open.values()):
         cells = dict(zip(left_open, chosen, strict=True))
         try:
             case = case_of(Row(row.table, {**row.values, **cells}, row.line), platform)
             found = predict(case, without)
-        except (LackingError, MinitrainError):
+        except (LackingError, MinitrainError) as error:
+            reasons.append(str(error))
             continue
         if found.memory["needed"] <= case.system.mem_hbm.usable_bytes:
             yield cells, case, found
+        else:
+            reasons.append("nothing that could stand there fits")
 
 
 def _exchanged(case: Case) -> float:

@@ -36,9 +36,10 @@ _ARROWS = ("=>", "→")
 _ARROW = re.compile(r"->|→")
 _BINARY = 1024.0
 _COUNTED = re.compile(
-    r"(?:[A-Za-z]+ ?= ?|[~≈] ?)?([-+]?(?:\d{1,3}(?:,\d{3})+|\d+(?:_\d{3})*)(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(.*)",
+    r"(?:[~≈] ?)?([-+]?(?:\d{1,3}(?:,\d{3})+|\d+(?:_\d{3})*)(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*(.*)",
     re.DOTALL,
 )
+_NAMED = re.compile(r"([A-Za-z][A-Za-z _-]*?) ?[=: ] ?(?=[-+~≈\d])(.*)", re.DOTALL)  # "GA=4", "per_device_batch_size 4"
 _GUESS = re.compile(r"\((?:assumed |about |[~≈] ?)([^()]+)\)")  # "not stated (~50k)"
 _ALIKE = 0.75  # a remark's word that is as like a known one as this is a misspelt one
 _MOST_SHOWN = 16
@@ -120,6 +121,7 @@ class Column:
             "beside", any that is no misspelt one; "alone", that too, and without known words long ones.
         units: what may stand behind a number, and how many of the column's own one is.
         least: the smallest count.
+        names: what may stand before a number, beside the column's name, as other tools call it.
         instead: a word that may stand instead of a number.
         silent: words that say as much as no number.
         phrases: the longest first, of these the ones that mean something.
@@ -134,6 +136,7 @@ class Column:
     prose: str = ""
     units: Mapping[str, float] = field(default_factory=dict)
     least: int = 1
+    names: tuple[str, ...] = ()
     instead: str = ""
     silent: tuple[str, ...] = ()
     phrases: tuple[Phrase, ...] = ()
@@ -173,6 +176,7 @@ def _column(name: str, given: Mapping[str, Any], listed: Mapping[str, Any]) -> C
         prose=given.get("prose", ""),
         units=dict(given.get("units", {})),
         least=given.get("least", 1),
+        names=(*map(_plain, (name, *given.get("names", ()))),),
         instead=given.get("instead", ""),
         silent=tuple(given.get("silent", ())),
         phrases=tuple(sorted(phrases, key=lambda phrase: (-len(phrase.words), phrase.means is None))),
@@ -180,6 +184,11 @@ def _column(name: str, given: Mapping[str, Any], listed: Mapping[str, Any]) -> C
             text.split("; ")[0] for text, meaning in given.get("words", {}).items() if meaning.__class__ is dict
         ),
     )
+
+
+def _plain(name: str) -> str:
+    """Return a name in small letters, with blanks alone between its words."""
+    return name.lower().translate(_BLANKS)
 
 
 def _pattern(word: str) -> re.Pattern[str]:
@@ -250,9 +259,9 @@ class _CellReader:
                 self.is_guessed, self.says_nothing, place = True, False, place + 1
             else:
                 place += self._phrase(words, place, is_aside=depth > 0 or self.says_nothing)
-        remarks = self._remarks()
         if self.refused:
             raise ReadingError(self.refused[0])
+        remarks = self._remarks()
         is_empty = not self.facts and (not words or self._begins_not_stated(words))
         return Reading(MappingProxyType(self.facts), bool(self.facts), is_empty, self.is_guessed, remarks)
 
@@ -357,6 +366,8 @@ def read_number(name: str, text: str) -> tuple[float | None, str]:
         ((8192.0, ''), (1024.0, ''))
         >>> read_number("vpp", "not stated => assumed 2"), read_number("vocab", "not stated (~50k)")
         ((2.0, 'not stated => assumed 2'), (50000.0, 'not stated (~50k)'))
+        >>> read_number("n_micro", "GA 16"), read_number("mbs", "per_device_batch_size=4")
+        ((16.0, ''), (4.0, ''))
     """
     said, arrow, guess = _ARROW.sub("=>", text).partition("=>")
     if arrow and is_not_stated(said):
@@ -371,7 +382,8 @@ def read_number(name: str, text: str) -> tuple[float | None, str]:
     column = columns().get(name, _ANY_NUMBER)
     if text.strip().lower() in column.silent:
         return None, ""
-    found = _COUNTED.fullmatch(text.strip())
+    named = _NAMED.fullmatch(text.strip())
+    found = _COUNTED.fullmatch(named[2] if named and _plain(named[1]) in column.names else text.strip())
     rest, scale = _without_units(column, found.group(2).strip()) if found else (text, 1.0)
     if found is None or (rest and rest[0] not in "([" and (rest[0].isalnum() or not column.prose)):
         raise ReadingError(f"{name} is {text!r:.60}, where {_needed(column)} is needed; remarks go into brackets")

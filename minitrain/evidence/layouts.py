@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from minitrain.evidence.columns import Assumption, columns, is_about, is_not_stated
 from minitrain.evidence.rows import (
+    QUICKEST,
     USUAL_HEAD,
     Framework,
     LackingError,
@@ -105,7 +106,7 @@ def layout_of(row: Row, framework: Framework) -> Layout:
     if tp * pp * cp * dp != world_size:
         raise LackingError(f"tp {tp} x pp {pp} x cp {cp} x dp {dp} is not n_gpus {world_size}")
     assumed: list[Assumption] = []
-    mbs, num_microbatches = _microbatches(row, dp, pp, assumed)
+    mbs, num_microbatches = _microbatches(row, framework, dp, pp, assumed)
     zero, shard_size = _sharding(row, dp, assumed)
     schedule, num_chunks = _schedule(row, pp, assumed)
     return Layout(
@@ -138,30 +139,60 @@ def degrees_of(row: Row) -> tuple[int, int, int, int, int]:
     return world_size, tp, pp, cp, row.count("dp", max(1, world_size // (tp * pp * cp)))
 
 
-def _one_microbatch(row: Row, pp: int, assumed: list[Assumption]) -> float:
-    """Return one microbatch for tokens a second without stages, which more microbatches hardly change.
+def _one_microbatch(row: Row, framework: Framework, pp: int, assumed: list[Assumption]) -> float:
+    """Return one microbatch without stages: JAX's frameworks add up gradients of no more where they are not told to.
+
+    Of others for tokens a second alone, which more microbatches hardly change.
+
+    Source: `gradient_accumulation_steps: 1` of MaxText's `configs/base.yml`; Levanter's `per_device_parallelism = -1`.
 
     Raises:
         LackingError: it has stages, or a step's time alone.
     """
-    if pp > 1 or row.text("step_time_s") or not row.text("tokens_per_s_per_gpu"):
+    has_time_alone = row.text("step_time_s") or not row.text("tokens_per_s_per_gpu")
+    if pp > 1 or (has_time_alone and framework.name != "JAX"):
         raise LackingError("neither gbs nor n_micro is stated, so that microbatches are unknown")
     assumed.append(Assumption("neither gbs nor n_micro stated: one microbatch", "n_micro", ("4",)))
     return 1.0
 
 
-def _microbatches(row: Row, dp: int, pp: int, assumed: list[Assumption]) -> tuple[int, int]:
-    """Return the samples of a microbatch, and how many microbatches a replica has."""
-    size, num = row.number("mbs"), row.number("n_micro")
-    if size and re.match(r"[\d,]+ \(?per (gpu|device|chip)", row.text("mbs").lower()) and row.count("n_gpus") != dp:
+def adds_up_once(row: Row, framework: Framework) -> bool:
+    """Return whether a row leaves its microbatches to a framework that makes one of a batch."""
+    unsaid = row.text("mbs") != QUICKEST and row.number("mbs") is None and row.number("n_micro") is None
+    return unsaid and framework.name == "JAX" and row.number("gbs") is not None
+
+
+_PER_DEVICE = re.compile(r"per[ _](gpu|device|chip)")
+
+
+def _samples(row: Row, framework: Framework, dp: int) -> float | None:
+    """Return the samples of a microbatch of a replica, where a row says them.
+
+    MaxText's `per_device_batch_size` counts what JAX calls devices: the chips of a TPU, but the cores of a TPU7x.
+
+    Raises:
+        LackingError: it says those of a device, where several share a sample.
+    """
+    size, num_ranks = row.number("mbs"), row.count("n_gpus")
+    if size and framework.name == "JAX" and "per_device_batch_size" in row.text("mbs"):
+        return size * num_ranks / dp * (2 if device_of(row) == "tpu_v7x" else 1)
+    if size and _PER_DEVICE.search(row.text("mbs").lower()) and num_ranks != dp:
         raise LackingError(f"mbs is {row.text('mbs')!r}, where ranks share samples; write those of a replica")
-    batch = row.number("gbs")
+    return size
+
+
+def _microbatches(row: Row, framework: Framework, dp: int, pp: int, assumed: list[Assumption]) -> tuple[int, int]:
+    """Return the samples of a microbatch, and how many microbatches a replica has."""
+    size, num, batch = _samples(row, framework, dp), row.number("n_micro"), row.number("gbs")
+    if adds_up_once(row, framework):
+        num = 1
+        assumed.append(Assumption("mbs not stated: all samples of a replica at once", "n_micro", ("4",)))
     if size is None and batch and num and not batch % (dp * num):
         size = batch / (dp * num)
     if size is None:
         raise LackingError(f"mbs is {row.text('mbs')!r}: without the samples of a microbatch nothing can be priced")
     if num is None:
-        num = _one_microbatch(row, pp, assumed) if batch is None else batch / (size * dp)
+        num = _one_microbatch(row, framework, pp, assumed) if batch is None else batch / (size * dp)
         if num % 1:
             raise LackingError(f"gbs {row.text('gbs')!r} is no multiple of mbs x dp, so that microbatches are unknown")
     elif batch is not None and batch != size * dp * num:
@@ -254,6 +285,19 @@ def _sharding(row: Row, dp: int, assumed: list[Assumption]) -> tuple[int, int]:
     return stage, size
 
 
+_UNSAID = (
+    *("checkpointing", "gradient checkpointing", "activation checkpointing", "activation checkpoint", "jax.checkpoint"),
+    *("remat", "recompute", "recomputation", "activation recomputation", "custom", "custom remat", "custom policy"),
+)
+"""Cells that say that backward computes again, but not what: PyTorch's and JAX's checkpoints of a layer keep its input
+by default, as MaxText's policy "custom" does where it names nothing else."""
+
+
+def says_only_checkpoints(row: Row) -> bool:
+    """Return whether a row's cell of `recompute` is one of those."""
+    return " ".join(re.sub("[_-]", " ", row.text("recompute").lower()).split()) in _UNSAID
+
+
 def _recompute(row: Row, framework: Framework, assumed: list[Assumption]) -> str:
     """Return what backward computes again; where the row does not say, what the framework does by default."""
     found = row.words("recompute")
@@ -265,6 +309,10 @@ def _recompute(row: Row, framework: Framework, assumed: list[Assumption]) -> str
         return "op"
     if found.is_guessed:
         assumed.append(Assumption(f"recompute: {row.text('recompute')}", "recompute", ("none", "selective", "full")))
+    if says_only_checkpoints(row):
+        said = row.text("recompute")
+        assumed.append(Assumption(f"recompute says no more than {said!r}: full", "recompute", ("selective", "none")))
+        return "full"
     if found.facts.keys() & {"keeps", "modules"}:
         return _by_parts(row)
     if "recompute" in found.facts:
@@ -284,6 +332,11 @@ def _by_parts(row: Row) -> str:
         LackingError: it names other things beside them.
     """
     facts = row.words("recompute").facts
+    if "named" in facts and "saved" not in facts:
+        raise LackingError(
+            f"recompute is {row.text('recompute')!r:.60}, which does not say what becomes of it; write "
+            "save_only_these_names: o_proj, or o_proj=device, for what forward keeps"
+        )
     if facts.get("recompute", "selective") != "selective" or facts.keys() >= {"keeps", "modules"}:
         raise LackingError(f"recompute is {row.text('recompute')!r}, which names modules beside all or none of them")
     if "keeps" in facts:

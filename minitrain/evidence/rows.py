@@ -22,6 +22,7 @@ The machine of a row: a shipped hardware config, with the interfaces between nod
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
@@ -144,7 +145,40 @@ def read_rows(path: StrPath, table: str | None = None) -> list[Row]:
         found = read_cells(file)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the table {file}: {error}; give a CSV file in UTF-8") from error
-    return [Row(table or file.stem, _shared_apart(_multiplied(values)), line) for line, values in found]
+    return [Row(table or file.stem, _axes_apart(_shared_apart(_multiplied(values))), line) for line, values in found]
+
+
+_AXIS = re.compile(
+    r"\b(?:ici|dcn)[_ -](data|fsdp|fsdp[_ -]transpose|tensor|expert|context|pipeline)[_ -]parallelism ?[=: ] ?(-?\d+),?"
+)
+_MESH = re.compile(  # of EasyLM and EasyDeL: replicas, shards, and what else has one part
+    r"(?:sharding[_ ]axis[_ ]dims|mesh[_ ]dim)[=: ]*[(\['\"]*(-?\d+), ?(-?\d+)(?:, ?1)+[)\]'\"]*"
+)
+_COLUMN_OF_AXIS = {"tensor": "tp", "expert": "ep", "context": "cp", "pipeline": "pp"}
+
+
+def _axes_apart(values: Mapping[str, str]) -> Mapping[str, str]:
+    """Return a row whose axes of MaxText's mesh stand in columns of their own, where `zero` names them.
+
+    Dense weights are sharded along the axis of experts too (`logical_axis_rules` of its `configs/base.yml`: "embed").
+    """
+    said = _MESH.sub(r"ici_data_parallelism=\1 ici_fsdp_parallelism=\2", (values.get("zero") or "").lower())
+    sizes: dict[str, int] = {}
+    for axis, size in _AXIS.findall(said):
+        name = axis.split("_")[0].split("-")[0].split(" ")[0]
+        sizes[name] = -1 if -1 in (int(size), sizes.get(name)) else sizes.get(name, 1) * int(size)
+    own = {column: str(sizes[axis]) for axis, column in _COLUMN_OF_AXIS.items() if sizes.get(axis, 1) != 1}
+    if not sizes or "-1" in own.values() or any(_says_other(values, *each) for each in own.items()):
+        return values
+    num_chips = re.sub(r"\D.*", "", (values.get("n_gpus") or "").replace(",", "")) or "0"
+    counts_cores = re.search(r"\b(?:tpu ?)?v?7x?\b|ironwood", (values.get("gpu") or "").lower()) is not None
+    shards = sizes.get("fsdp", 1) * sizes.get("expert", 1)
+    if counts_cores and abs(math.prod(sizes.values())) == 2 * int(num_chips) and shards % 2 == 0:
+        shards //= 2  # JAX calls each of a chip's two cores a device
+    parts = [] if sizes.get("fsdp", 1) == 1 else ["fsdp"] if shards < 0 else [f"fsdp={shards}"]
+    parts += [f"replicated x{sizes['data']}"] if sizes.get("data", 1) > 1 else []
+    rest = " ".join(_AXIS.sub("", said).split()).strip(" ,;")
+    return {**values, **own, "zero": ", ".join([*parts, *([rest] if rest else [])]) or "0"}
 
 
 _ROUTED_AND_SHARED = re.compile(r"(\d+)(?: routed)?(?: experts?)? ?(?:\+|\(\+) ?(\d+) shared(?: experts?)?\)?")
@@ -156,6 +190,12 @@ def _shared_apart(values: Mapping[str, str]) -> Mapping[str, str]:
     if found is None or values.get("n_shared_experts"):
         return values
     return {**values, "n_experts": found[1], "n_shared_experts": found[2]}
+
+
+def _says_other(values: Mapping[str, str], name: str, size: str) -> bool:
+    """Return whether a column says another number than this."""
+    said = re.findall(r"\d+", values.get(name) or "")
+    return said not in ([], [size])
 
 
 def _multiplied(values: Mapping[str, str]) -> Mapping[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 import minitrain as mt
 from minitrain.cli import app
-from minitrain.evidence.cases import Case, case_of, predict
+from minitrain.evidence.cases import Case, case_and_prediction, case_of, predict
 from minitrain.evidence.columns import columns, described, read_number, read_words, template
 from minitrain.evidence.errors_by_table import TABLES, rows_of
 from minitrain.evidence.rows import LackingError, Row, read_rows, require_known
@@ -155,6 +156,77 @@ def test_what_is_read_decides_what_is_simulated() -> None:
         platform = case(**H100, attention=text).platform
         assert platform is not None
         assert platform.attention == kernel
+
+
+TPU = {"gpu": "TPU v6e-256", "n_gpus": "256", "gpus_per_node": "", "inter_node": "", "framework": "MaxText"}
+TPU |= dict.fromkeys(("tp", "pp", "dp", "vpp", "sp", "schedule", "overlap", "n_micro", "gbs"), "")
+TPU |= {"zero": "ici_fsdp_parallelism=256", "mbs": "4", "precision": "bf16", "recompute": "full", "attention": "splash"}
+
+
+@pytest.mark.parametrize(
+    ("said", "same"),
+    [
+        ({"mbs": "per_device_batch_size 4"}, {}),
+        ({"mbs": "per_device_batch_size=4", "tp": "2", "zero": "FSDP"}, {"mbs": "8", "tp": "2", "zero": "FSDP"}),
+        ({"mbs": "", "gbs": "1024"}, {"n_micro": "1"}),
+        ({"n_micro": "GA 16"}, {"n_micro": "16"}),
+        ({"n_micro": "gradient_accumulation_steps=16", "gbs": "global_batch_size 16384"}, {"n_micro": "16"}),
+        ({"zero": "ici_fsdp_parallelism=-1, dcn_data_parallelism=1"}, {}),
+        ({"zero": "ici_fsdp_parallelism=64, ici_fsdp_transpose_parallelism=4"}, {}),
+        ({"zero": "dcn_data_parallelism=2, ici_fsdp_parallelism=128"}, {"zero": "FSDP=128, replicated x2"}),
+        ({"zero": "ici_fsdp_parallelism=64, ici_tensor_parallelism=4"}, {"zero": "FSDP=64", "tp": "4"}),
+        ({"zero": "mesh_dim='4,64,1'"}, {"zero": "FSDP=64, replicated x4"}),
+        ({"zero": "sharding_axis_dims (1, -1, 1, 1)"}, {}),
+        ({"recompute": "gradient checkpointing"}, {}),
+        ({"recompute": "custom remat"}, {}),
+        ({"recompute": "save_only_these_names: q_proj, k_proj, v_proj"}, {"recompute": "save_qkv_proj"}),
+        ({"recompute": "offloaded: decoder_layer_input"}, {"recompute": "custom (decoder_layer_input=offload)"}),
+        ({"attention": "dot_product"}, {"attention": "unfused"}),
+        ({"precision": "p=f32,c=bfloat16"}, {}),
+        ({"framework": "JAX (Flax)", "dispatcher": "megablox (dropless)"}, {}),
+    ],
+    ids=str,
+)
+def test_words_of_jax_users_are_read_as_minitrains_own(
+    said: dict[str, str], same: dict[str, str], tmp_path: Path
+) -> None:
+    given = {key: value for key, value in USUAL.items() if key not in ("microbatch", "row_id")}
+    file = write(tmp_path / "mine.csv", [given | TPU | said, given | TPU | {"n_micro": "1"} | same])
+    read, plain = (case_of(each).bare() for each in read_rows(file))
+    assert read == plain
+
+
+def test_what_jax_users_leave_open_is_said() -> None:
+    found = texts(case(**(TPU | {"mbs": "", "gbs": "1024", "recompute": "remat"})))
+    assert "mbs not stated: all samples of a replica at once" in found
+    assert "recompute says no more than 'remat': full" in found
+    assert "neither gbs nor n_micro stated: one microbatch" in texts(case(**TPU))
+
+
+def test_what_maxtext_counts_on_tpu7x_are_cores(tmp_path: Path) -> None:
+    given = USUAL | TPU | {"gpu": "TPU7x-256", "n_gpus": "128"}
+    said = {"zero": "ici_fsdp_parallelism=256", "mbs": "per_device_batch_size=4"}
+    file = write(tmp_path / "mine.csv", [given | said, given | {"zero": "FSDP=128", "mbs": "8"}])
+    read, plain = (case_of(each).bare() for each in read_rows(file))
+    assert read == plain
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"mbs": "GA=4"}, "mbs is 'GA=4', where a plain number"),
+        ({"tp": "pp=4"}, "tp is 'pp=4', where a plain number"),
+        ({"recompute": "q_proj, o_proj"}, "does not say what becomes of it"),
+        ({"gpu": "TPU v3-8"}, "no hardware config has prices"),
+        ({"framework": "NeuronX Distributed"}, "nothing is known of how it runs"),
+        ({"zero": "sharding_axis_dims (2, 8, 4, 4)"}, "which is not known"),
+        ({"mbs": "", "gbs": "1024", "framework": "PyTorch FSDP", "attention": "dott"}, 'attention has "dott"'),
+    ],
+    ids=str,
+)
+def test_words_that_say_something_else_are_refused_by_their_own_name(said: dict[str, str], why: str) -> None:
+    with pytest.raises(LackingError, match=re.escape(why)):
+        case_and_prediction(row(**(TPU | said)), None)
 
 
 def test_attention_in_eight_bits_follows_the_recipe_of_multiplications() -> None:

@@ -734,8 +734,8 @@ def test_numbers_stand_alone_or_before_a_remark() -> None:
     found = row(n_micro="12.0", mbs="4 (each)", seq_len="1024 tokens", vpp="not stated")
     values: list[Any] = [found.count("n_micro"), found.count("mbs"), found.count("seq_len"), found.number("vpp")]
     assert values == [12, 4, 1024, None]
-    found = row(n_gpus="1,024 GPUs", seq_len="8k", mbs="GA=4", vpp="not stated => assumed 2", ffn="13,824")
-    written = [found.number(name) for name in ("n_gpus", "seq_len", "mbs", "vpp", "ffn")]
+    found = row(n_gpus="1,024 GPUs", seq_len="8k", n_micro="GA=4", vpp="not stated => assumed 2", ffn="13,824")
+    written = [found.number(name) for name in ("n_gpus", "seq_len", "n_micro", "vpp", "ffn")]
     assert written == [1024, 8192, 4, 2, 13824]
     for text in ("yaml 2048", "20,48", "3k", "two", "8x", "1..2"):
         with pytest.raises(LackingError, match=r"gbs is .*where a plain number"):
