@@ -149,6 +149,10 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
     framework = framework_of(row)
     layout = layouts.layout_of(row, framework)
     measured_s, measured_bytes = _measured_s(row, layout), row.number("mem_gib")
+    if row.words("gpu").facts.get("memory_alone"):  # which is as that of others of its generation
+        measured_s = None
+        if measured_bytes is None:
+            raise LackingError(f"gpu is {row.text('gpu')!r}: no hardware config has prices of its kernels")
     if measured_s is None and measured_bytes is None:
         raise LackingError("it has neither step_time_s, tokens_per_s_per_gpu nor mem_gib to compare with")
     model, system = model_of(row, framework, layout.tp), machine_of(row)
@@ -356,7 +360,7 @@ def _memory_of(row: Row, framework: Framework, memory: str, layout: Layout, mode
     if memory == "deepspeed zero" and model.precision.gradient_bytes > model.precision.parameter_bytes:
         return "deepspeed bf16"
     if not facts.get("hugging_face", True):
-        return {"eager norms": "eager", "hugging face": ""}.get(memory, memory)
+        return {"eager norms": "eager", "trainer": "eager", "hugging face": ""}.get(memory, memory)
     return memory
 
 

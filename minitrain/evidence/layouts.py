@@ -668,6 +668,8 @@ def _of_compilation(row: Row, framework: Framework) -> Iterator[Assumption]:
 def _of_device(row: Row, system: SystemConfig) -> Iterator[Assumption]:
     """Yield in what a device is another one than that of its config's data sheet."""
     facts, size = row.words("gpu").facts, row.number("gpu_mem_gb")
+    if facts.get("memory_alone"):
+        yield Assumption(f"gpu: of its generation is {system.name}, as which memory is counted; its time has no price")
     power = system.sheet.power
     if power is not None and facts.get("power_w", power.tdp_W) < power.tdp_W:
         yield Assumption(f"gpu of {facts['power_w']:.0f} W: its clock by the cube root of its power", is_open=True)

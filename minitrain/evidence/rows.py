@@ -247,6 +247,7 @@ class Framework:
         overlap: whether communication between replicas is hidden behind compute: "always", "never", or "one stage"
             where only a model that is not cut into stages does that (PyTorch's DistributedDataParallel).
         gradient_bytes: bytes of an element of a gradient, kept and summed, where the row does not say.
+        of_autograd: whether gradients are those that PyTorch's autograd leaves, which are of their weight's type.
         recompute: what backward computes again where the row does not say; None where that is not known.
         selective: what it computes again where a row says "selective": with Megatron-Core the attention core, whatever
             kernel that is (`_checkpointed_attention_forward` of `core/transformer/attention.py`).
@@ -273,6 +274,7 @@ class Framework:
     attention: str = "flash"
     overlap: str = "never"
     gradient_bytes: int = 4
+    of_autograd: bool = False
     recompute: str | None = "none"
     selective: str = "selective"
     balances: bool = False
@@ -521,19 +523,32 @@ def _precision(row: Row, framework: Framework) -> Precision:
     if facts and not facts.keys() & {"datatype", "weights"}:
         raise LackingError(f"precision is {row.text('precision')!r}, where one of bf16, fp16, fp32 and fp8 is needed")
     if facts.get("datatype") == "fp32":
+        if "moment_bytes" in {**row.words("framework").facts, **facts}:
+            raise LackingError("this optimizer has no price here beside single precision")
         if "weights" in facts:
             raise LackingError(f"precision is {row.text('precision')!r}: FP8 beside single precision has no price here")
         return PRECISIONS["fp32"]
-    gradient_bytes = facts.get(
-        "gradient_bytes", row.words("overlap").facts.get("gradient_bytes", framework.gradient_bytes)
-    )
+    keeps_halves = framework.of_autograd and "optimizer_bytes" in facts  # `.grad` is of its weight's type
+    usual = PRECISIONS["bf16"].parameter_bytes if keeps_halves else framework.gradient_bytes
+    gradient_bytes = facts.get("gradient_bytes", row.words("overlap").facts.get("gradient_bytes", usual))
     precision = replace(PRECISIONS[facts.get("datatype", "bf16")], gradient_bytes=gradient_bytes)
-    precision = replace(precision, optimizer_bytes=facts.get("optimizer_bytes", precision.optimizer_bytes))
+    precision = replace(precision, optimizer_bytes=_optimizer_bytes(row, precision.optimizer_bytes))
     if "weights" not in facts:
         return precision
     return replace(precision, weight_datatype=facts["weights"], scaling=facts.get("scaling", "delayed"))
 
 
+def _optimizer_bytes(row: Row, usual: int) -> int:
+    """Return the bytes of a parameter's state: Adam's moments, and a copy of the weight, unless states are halves."""
+    facts = row.words("precision").facts
+    found = int(facts.get("optimizer_bytes", usual))
+    moment_bytes = row.words("framework").facts.get("moment_bytes", facts.get("moment_bytes"))
+    if moment_bytes is None:
+        return found
+    return int(moment_bytes) + (_COPY_BYTES if found == usual else 0)
+
+
+_COPY_BYTES = 4
 _EXPORT_GBPS = 200.0
 
 

@@ -15,11 +15,14 @@ the update. Frameworks differ, and a `minitrain.machine.platforms.Platform` name
 | "deepspeed bf16" | all of a microbatch in 16 bits, kept | 6 | a bucket in single precision |
 | "eager" | a unit's | 12 | activated gates, keys and values of each head, experts' inputs in single precision |
 | "eager norms", "hugging face" | a unit's | 12 | as "eager", and norms' inputs in single precision, and normed ones |
+| "trainer" | a unit's | 12 | likewise; roots of second moments in the update |
+| "... ddp" | a unit's | 12 | as those, and an array of each gradient |
 | "loss in chunks" | a unit's | 4 | nothing |
 | "fsdp2" | a unit's in 16 bits, and in single precision while they are reduced | 4 | no shards of weights in 16 bits |
 | "fsdp2 eager loss" | likewise | 12, of parts 16 | likewise |
 | "fsdp2 eager" | likewise | 12, of parts 16 | likewise; as "eager" |
 | "fsdp2 eager norms" | likewise | 12, of parts 16 | likewise; as "eager norms" |
+| "fsdp2 trainer" | likewise | 12, of parts 16 | likewise; as "trainer" |
 | "torchtitan" | of shards as "fsdp2", else as "" | | |
 | "internevo zero" | a unit's | 12 | buckets, four copies of the rank's gradients, AdamW's temporaries |
 | "internevo fsdp" | a unit's | 12 | two copies of the rank's gradients, AdamW's temporaries |
@@ -58,6 +61,10 @@ Sources:
 - **norms**: `LlamaRMSNorm` of Hugging Face's `models/llama/modeling_llama.py` and `RMSNorm` of torchtune's
   `modules/rms_norm.py` cast their input to single precision, which autograd keeps in its place, and multiply what is
   normed, in 16 bits again, by the weight;
+- **trainer**: Hugging Face's Trainer takes `torch.optim.AdamW` by default (`adamw_torch`), whose lists of tensors
+  (`_multi_tensor_adamw` of PyTorch's `optim/adamw.py`) have the roots of all second moments at once;
+- **ddp**: PyTorch's `DistributedDataParallel` copies gradients into buckets of its own, unless
+  `gradient_as_bucket_view` is set (`initialize_buckets` of its `reducer.cpp`);
 - **loss in chunks**: `CEWithChunkedOutputLoss` of torchtune's `modules/loss/ce_chunked_output_loss.py` casts an eighth
   of the logits at a time to single precision, so that there are logits and their gradients in 16 bits;
 - **internevo**: `_reduce_grads_by_rank` of InternEvo's `solver/optimizer/hybrid_zero_optim.py` flattens buckets of 2^29
@@ -109,9 +116,14 @@ class _Update:
     """The arrays of an update in an allocator that has the rank's gradients."""
 
     def __init__(
-        self, sizes: Sequence[int], gradient_bytes: int, num_shards: int = 1, left: Iterable[int] = ()
+        self,
+        sizes: Sequence[int],
+        gradient_bytes: int,
+        num_shards: int = 1,
+        left: Iterable[int] = (),
+        moment_bytes: int = 4,
     ) -> None:
-        self.sizes, self.num_shards = sizes, num_shards
+        self.sizes, self.num_shards, self.moment_bytes = sizes, num_shards, moment_bytes
         self._allocator = CachingAllocator(UNLIMITED, AllocatorSettings())
         self.gradients = self.take(gradient_bytes * size for size in sizes)
         self.free(self.take(left))
@@ -144,6 +156,11 @@ def _flatten_and_cast(update: _Update) -> None:
     update.take([_HALF * _DEEPSPEED_BUCKET])
     update.take([_HALF * sum(update.sizes)])
     update.take([_SINGLE * sum(update.sizes)])
+
+
+def _take_roots(update: _Update) -> None:
+    """Take the roots of all second moments."""
+    update.take(update.moment_bytes * size for size in update.sizes)
 
 
 def _sum_in_single(update: _Update) -> None:
@@ -226,11 +243,16 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
         "deepspeed bf16": Habits("none", 6, keeps_gradients=True, keeps_outputs=True, update=_sum_in_single),
         "eager": Habits(expands=True),
         **dict.fromkeys(("eager norms", "hugging face"), Habits(expands=True, casts_norms=True)),
+        "trainer": Habits(expands=True, casts_norms=True, update=_take_roots),
+        "eager ddp": Habits(expands=True, keeps_gradients=True),
+        "eager norms ddp": Habits(expands=True, casts_norms=True, keeps_gradients=True),
+        "trainer ddp": Habits(expands=True, casts_norms=True, keeps_gradients=True, update=_take_roots),
         "loss in chunks": Habits(logit_bytes=4),
         "fsdp2": Habits("reduced", 4),
         "fsdp2 eager loss": Habits("reduced", 12, 16),
         "fsdp2 eager": Habits("reduced", 12, 16, expands=True),
         "fsdp2 eager norms": Habits("reduced", 12, 16, expands=True, casts_norms=True),
+        "fsdp2 trainer": Habits("reduced", 12, 16, expands=True, casts_norms=True, update=_take_roots),
         "torchtitan": Habits("reduced", 4, of_shards=True),
         "internevo zero": Habits(update=_flatten_and_step),
         "internevo fsdp": Habits(update=_step_by_units),
@@ -246,12 +268,14 @@ def habit_in(name: str, zero: int, num_replicas: int) -> str:
     """Return the habit that a framework has in a layout, in which it has another optimizer or wrapper.
 
     >>> habit_in("nanotron", 1, 8), habit_in("eager", 3, 8), habit_in("eager", 0, 8)
-    ('nanotron zero', 'fsdp2 eager', 'eager')
+    ('nanotron zero', 'fsdp2 eager', 'eager ddp')
     """
-    if name == "nanotron" and num_replicas > 1:
-        return "nanotron zero" if zero else "nanotron ddp"
+    if name == "nanotron" and num_replicas > 1 and zero:
+        return "nanotron zero"
     if name == "deepspeed zero" and zero == 0:
         return "deepspeed"
+    if zero == 0 and num_replicas > 1 and f"{name} ddp" in HABITS:
+        return f"{name} ddp"
     return _OF_SHARDS.get(name, name) if zero >= 2 else name
 
 
@@ -259,6 +283,7 @@ _OF_SHARDS = {
     "torchtitan": "fsdp2",
     "eager": "fsdp2 eager",
     "eager norms": "fsdp2 eager norms",
+    "trainer": "fsdp2 trainer",
     "internevo zero": "internevo fsdp",
 }
 """The habits of those that allocate otherwise where gradients are shards."""
@@ -418,7 +443,9 @@ def _kept(place: Place, habits: Habits) -> float:
     """Return the bytes that a framework keeps beside tensors."""
     kept = float(_HALF * sum(_matrices(place))) if habits.keeps_shapes else 0.0
     if habits.keeps_gradients:
-        kept = _HALF * sum(each.gradient_bytes for each in place.weights) / place.workload.gradient_bytes
+        kept = sum(each.gradient_bytes for each in place.weights)
+        if habits.new_gradient != "unit":  # those of a microbatch
+            kept *= _HALF / place.workload.gradient_bytes
     if habits.expands:
         kept += place.num_in_flight * sum(_expanded(place, habits, each.layer) for each in place.weights)
     if habits.keeps_context:
@@ -436,7 +463,7 @@ def _in_streams(place: Place, habits: Habits) -> Fullest:
     if not place.is_sharded and elements < sum(_units_of(place)):
         in_halves, moments = 0.0, [(*each, 0.0) for each in _of_stage(place, habits)]
     else:
-        in_halves = _HALF * elements
+        in_halves = _HALF * elements if sizes.optimizer_bytes > sizes.parameter_bytes + _HALF else 0.0  # else no copies
         moments = [
             (held - in_halves, beside, 0.0 if place.is_single and not has_sums else summed)
             for held, beside, has_sums in _of_units(place, habits)
@@ -447,10 +474,11 @@ def _in_streams(place: Place, habits: Habits) -> Fullest:
     computing = max(held + beside - sums for held, beside, sums in moments)
     reserved = computing + summed + gathered + _free_at_loss(place, habits)
     most = held + temporary
+    roots = _moment_bytes(place) * elements if habits.update is _take_roots else 0.0
     return Fullest(
         held,
         temporary,
-        update_bytes=-in_halves,  # what is counted when the update begins, and is not there
+        update_bytes=roots - in_halves,  # what is counted when the update begins, and is not there
         late_bytes=max(reserved - most, 0.0),
         lasting_bytes=most,
     )
@@ -671,7 +699,18 @@ def _taken_by_update(place: Place, habits: Habits) -> tuple[int, int]:
     whole = sum(each.weight_bytes for each in place.weights) / model.precision.parameter_bytes
     num_shards, left = round(whole / max(sum(sizes), 1)), _left_by_backward(place) if habits.keeps_gates else ()
     assert habits.update is not None  # who asks has looked
-    alone, after = (_Update(sizes, model.precision.gradient_bytes, num_shards, blocks) for blocks in ((), left))
+    moment_bytes = _moment_bytes(place)
+    alone, after = (
+        _Update(sizes, model.precision.gradient_bytes, num_shards, blocks, moment_bytes) for blocks in ((), left)
+    )
     habits.update(alone)
     habits.update(after)
     return alone.taken[0], after.taken[1]
+
+
+def _moment_bytes(place: Place) -> int:
+    """Return the bytes of an element of the roots of second moments: of halves in 16 bits, of quarters none at all."""
+    sizes = place.workload.model.precision
+    if sizes.optimizer_bytes <= sizes.parameter_bytes + _HALF:
+        return int(sizes.optimizer_bytes // 2)
+    return _SINGLE if sizes.optimizer_bytes >= 2 * _SINGLE else 0

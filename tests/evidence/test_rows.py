@@ -162,6 +162,8 @@ def test_ranks_of_a_sequence_take_a_share_of_its_tokens() -> None:
             "deepspeed bf16",
         ),
         ({"framework": "InternEvo", "zero": "3", "pp": "1", "dp": "8"}, "internevo fsdp"),
+        ({"framework": "Hugging Face (DDP)", "pp": "1", "tp": "1", "dp": "16"}, "trainer ddp"),
+        ({"framework": "TRL", "zero": "fsdp", "pp": "1", "tp": "1", "dp": "16"}, "fsdp2 trainer"),
     ],
     ids=str,
 )
@@ -169,6 +171,44 @@ def test_each_optimizer_of_a_framework_allocates_in_its_way(changes: dict[str, s
     platform = case(**changes).platform
     assert platform is not None
     assert platform.memory == memory
+
+
+ALONE = {"n_gpus": "1", "tp": "1", "pp": "1", "dp": "1", "n_micro": "1", "step_time_s": ""}
+
+
+@pytest.mark.parametrize(
+    ("framework", "precision", "sizes"),
+    [
+        ("Hugging Face", "bf16", (2, 4, 12)),
+        ("Hugging Face", "pure bf16", (2, 2, 4)),
+        ("Hugging Face", "bf16, bf16 states, fp32 grads", (2, 4, 4)),
+        ("Hugging Face", "bf16, AdamW 8-bit", (2, 4, 6)),
+        ("Hugging Face", "pure bf16, 8-bit Adam", (2, 2, 2)),
+        ("nanotron", "bf16, bf16 states", (2, 4, 4)),
+    ],
+)
+def test_gradients_are_of_their_weights_type_where_states_are_halves(
+    framework: str, precision: str, sizes: tuple[int, int, int]
+) -> None:
+    found = case(**ALONE, framework=framework, precision=precision, mem_gib="1").model.precision
+    assert (found.parameter_bytes, found.gradient_bytes, found.optimizer_bytes) == sizes
+
+
+@pytest.mark.parametrize(("kind", "unit"), [("MiB", 2**20), ("max_memory_allocated, GiB", 2**30), ("GB (1e9)", 10**9)])
+def test_memory_is_read_in_its_unit(kind: str, unit: int) -> None:
+    assert case(mem_gib="3", mem_kind=kind).measured_bytes == 3 * unit
+
+
+def test_memory_is_counted_on_devices_whose_kernels_have_no_price() -> None:
+    given = {**ALONE, "gpu": "A40-48GB", "framework": "Hugging Face", "mem_gib": "20"}
+    found = case(**{**given, "step_time_s": "2"})
+    assert found.measured_s is None
+    assert "gpu: of its generation is rtx_3090, as which memory is counted; its time has no price" in [
+        assumption.text for assumption in found.assumed
+    ]
+    assert predict(found, []).memory == predict(case(**{**given, "gpu": "RTX 3090"}), []).memory
+    with pytest.raises(LackingError, match="no hardware config has prices"):
+        case(**{**given, "mem_gib": "", "step_time_s": "2"})
 
 
 def test_a_row_says_that_its_loss_is_one_kernel() -> None:

@@ -324,3 +324,21 @@ def test_eager_experts_keep_their_inputs_in_single_precision_and_activated_gates
     assert found is not None
     heads = 2 * 2 * HIDDEN / 2  # keys and values of eight heads instead of four
     assert found.kept_bytes == LAYERS * TOKENS * (heads + 2 * (4 * HIDDEN + 2 * 512))
+
+
+def test_lists_of_adamw_have_the_roots_of_all_second_moments_in_the_update() -> None:
+    halves = replace(MODEL, precision=mt.Precision(gradient_bytes=2, optimizer_bytes=4))
+    for model, moment in ((MODEL, 4), (halves, 2)):
+        plain, lists = (
+            memory_of(replace(find_platform("hugging-face"), memory=name), workload=model, microbatch_size=1)
+            for name in ("eager norms", "trainer")
+        )
+        in_update = (model.precision.bytes_per_parameter + moment) * model.num_parameters
+        found = max(plain.allocated_bytes, in_update + lists.rounding_bytes + lists.workspace_bytes + lists.kept_bytes)
+        assert lists.allocated_bytes == pytest.approx(found, rel=0.01)
+
+
+def test_replicas_of_pytorch_have_gradients_in_buckets_too() -> None:
+    platform = replace(find_platform("hugging-face"), memory="eager norms")
+    alone, copied = (memory_of(platform, world_size=size, zero=0) for size in (1, 2))
+    assert copied.kept_bytes - alone.kept_bytes == pytest.approx(4 * MODEL.num_parameters)
