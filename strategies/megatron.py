@@ -68,7 +68,7 @@ async def megatron(
     Ranks of a tensor-parallel group are neighbours; beyond them come those that share a sequence, then replicas, then
     stages. Experts are divided among ep neighbours of a stage, whatever else these divide. With several chunks the
     pipeline is interleaved: microbatches go through a rank's chunks in rounds of pp, so their number must be a multiple
-    of pp.
+    of pp; as in torch, schedule="interleaved" takes any that cuts into equal rounds of pp or more, or a single round.
 
     Args:
         model: the rank; in the order "1f1b", its chunk c is stage c x pp + its place in the pipeline.
@@ -127,7 +127,7 @@ async def megatron(
         require_shares(model, "replicas x microbatches", replicas.size * least, "megatron")
         microbatch_size = max(1, model.global_batch_size // (replicas.size * least))
     batches = microbatches_of(model, replicas.size, replicas.index, microbatch_size, "megatron")
-    if num_chunks > 1 and schedule in IN_ROUNDS:
+    if num_chunks > 1 and schedule in IN_ROUNDS - {"interleaved"}:
         require_multiple("num_microbatches", len(batches), "pp", pp, "megatron")
     if zero == 2 and overlap_replicas:
         raise StrategyError("gradients are summed after each microbatch with zero=2; leave overlap_replicas out")

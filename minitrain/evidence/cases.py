@@ -583,7 +583,7 @@ def _composed(
 def _retimed(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Run | None:
     """Return the run of a step that is put together from a shorter one; None where it has to be simulated."""
     layout, options = case.layout, case.options
-    least = layout.pp if layout.num_chunks > 1 else 3
+    least = 2
     is_known = case.strategy == "megatron" and layout.schedule == "1f1b" and layout.pp > 1 and options["zero"] <= 1
     if not is_known or _is_slowed_down(case) or num_microbatches < least:
         return None
@@ -593,15 +593,16 @@ def _retimed(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Run
 @lru_cache(maxsize=1)
 def _short_step(case: Case, num_microbatches: int, without: tuple[str, ...]) -> ShortStep:
     """Return a short step; the two steps of a prediction follow one another."""
-    run = _run(case, num_microbatches, without)
-    return ShortStep(run, _order(case, num_microbatches), case.layout.microbatch_size)
+    schedule = "interleaved"  # as "1f1b", also where it has fewer microbatches than ranks
+    run = _run(replace(case, options={**case.options, "schedule": schedule}), num_microbatches, without)
+    return ShortStep(run, _order(case, num_microbatches, schedule), case.layout.microbatch_size)
 
 
-def _order(case: Case, num_microbatches: int) -> Order:
+def _order(case: Case, num_microbatches: int, schedule: str = "1f1b") -> Order:
     """Return what the ranks of a pipeline ask for."""
     options, layout = case.options, case.layout
     messages = "hidden" if options["overlap_messages"] else "batched" if options["batch_messages"] else "plain"
-    return order_of(layout.pp, layout.num_chunks, num_microbatches, messages)
+    return order_of(layout.pp, layout.num_chunks, num_microbatches, messages, schedule)
 
 
 @lru_cache(maxsize=8)

@@ -264,6 +264,15 @@ def test_an_order_runs_as_the_strategy_of_that_name(order: str) -> None:
     assert ours.events == mt.simulate(mt.from_schedule(schedule), **sizes).events
 
 
+def test_torchs_interleaved_order_takes_fewer_microbatches_than_ranks_and_megatrons_does_not() -> None:
+    sizes: dict[str, Any] = {"world_size": 4, "num_layers": 8, "global_batch_size": 4, "microbatch_size": 2}
+    ours = mt.simulate("megatron", schedule="interleaved", pp=4, num_chunks=2, **sizes)
+    schedule = mt.schedules.interleaved_1f1b(4, 2, 2)
+    assert ours.events == mt.simulate(mt.from_schedule(schedule), **sizes).events
+    with pytest.raises(mt.StrategyError, match=r"num_microbatches \(2\) must be a multiple of pp \(4\)"):
+        mt.simulate("megatron", pp=4, num_chunks=2, **sizes)
+
+
 def test_an_unknown_order_names_those_that_there_are() -> None:
     with pytest.raises(mt.StrategyError, match=r'schedule must be one of "1f1b", .* got "zb-h1"|zb-h1'):
         train(4, pp=2, schedule="zb-h1")

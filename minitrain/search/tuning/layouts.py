@@ -233,7 +233,7 @@ def _end(coroutine: Coroutine[Any, Any, Any]) -> None:
 
 
 @lru_cache(maxsize=4)
-def order_of(pp: int, num_chunks: int, num_microbatches: int, messages: str) -> Order:
+def order_of(pp: int, num_chunks: int, num_microbatches: int, messages: str, schedule: str = "1f1b") -> Order:
     """Return what each rank of a pipeline asks for, in its order.
 
     Args:
@@ -241,17 +241,18 @@ def order_of(pp: int, num_chunks: int, num_microbatches: int, messages: str) -> 
         num_chunks: stages a rank.
         num_microbatches: of a step.
         messages: one of `MESSAGES`.
+        schedule: "1f1b", or "interleaved", which goes with fewer microbatches than ranks, too.
 
     Raises:
         StrategyError: these numbers do not go together.
     """
     short = _shortened(pp, num_chunks, num_microbatches)
     if short is not None:
-        few = _executed(pp, num_chunks, short.few, messages)
+        few = _executed(pp, num_chunks, short.few, messages, schedule)
         asked = [_lengthened(of_rank, short) for of_rank in few.asked]
         if all(asked):
             return replace(few, asked=tuple(asked), num_microbatches=num_microbatches)
-    return _executed(pp, num_chunks, num_microbatches, messages)
+    return _executed(pp, num_chunks, num_microbatches, messages, schedule)
 
 
 @lru_cache(maxsize=64)
@@ -264,14 +265,14 @@ def _shortened(pp: int, num_chunks: int, num_microbatches: int) -> Microbatches 
 
 
 @lru_cache(maxsize=64)
-def _executed(pp: int, num_chunks: int, num_microbatches: int, messages: str) -> Order:
+def _executed(pp: int, num_chunks: int, num_microbatches: int, messages: str, schedule: str = "1f1b") -> Order:
     """Return what each rank asks for when it is executed."""
     function: Any = choose_strategy("megatron").function
     numbers: dict[tuple[int, int, str, int], int] = {}
     found = []
     for place in range(pp):
         model = _StandIn(place, pp, pp * num_chunks, num_microbatches, numbers)
-        options = {"microbatch_size": 1, "pp": pp, "num_chunks": num_chunks, **MESSAGES[messages]}
+        options = {"microbatch_size": 1, "pp": pp, "num_chunks": num_chunks, "schedule": schedule, **MESSAGES[messages]}
         _end(function(model, **options))
         found.append(model.asked)
     return Order(tuple(found), tuple(starmap(Message, numbers)), num_microbatches)

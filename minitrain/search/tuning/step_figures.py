@@ -202,12 +202,12 @@ class _Clocks:
 
         Of a pass that outlasts the exchange, as much is slowed down as is done by then.
         """
-        time = self._time[place]
-        begin = time if self._taken is None else time.copy()
-        chain[0] = time
-        np.add.reduce(chain, axis=0, out=time)
-        if self._taken is None:
+        time = chain[0] = self._time[place]
+        if self._taken is None or not (self._summing[place] > time).any():
+            np.add.reduce(chain, axis=0, out=time)
             return
+        begin = time.copy()
+        np.add.reduce(chain, axis=0, out=time)
         alone = time - begin
         slowed = alone + self._columns.computing(code, stage, number) * self._taken / (1.0 - self._taken)
         beside = np.clip(self._summing[place] - begin, 0.0, slowed)
@@ -240,10 +240,10 @@ class _Clocks:
 
     def _seconds_from(self, place: int, kind: int, start: Floats) -> Floats:
         """Return how long a message takes that starts at some time; beside an exchange it has half of the wires."""
-        seconds = self._seconds[kind]
-        if self._taken is None:
+        seconds, summing = self._seconds[kind], self._summing[place]
+        if self._taken is None or not (summing > start).any():
             return seconds
-        beside = np.maximum(self._summing[place] - start, 0.0) * self._shared[kind]
+        beside = np.maximum(summing - start, 0.0) * self._shared[kind]
         return seconds + np.minimum(0.5 * beside, seconds)
 
     def _receive_in_order(self, code: int, place: int, kind: int, microbatch: int) -> None:
