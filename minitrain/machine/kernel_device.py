@@ -174,8 +174,12 @@ class KernelDevice:
         return larger(arithmetic, cost.traffic_bytes / (self.rates.GBps * 1e9))  # type: ignore[no-any-return]  # a number
 
     def _pass_seconds(self, work: KernelList) -> float:
-        """Return how long a pass takes, s: its kernels one after another, and no less than it takes to launch them."""
-        seconds: float = larger(self.busy_seconds(work.kernels), work.num_launches * self.launch_s)
+        """Return how long a pass takes, s: its kernels one after another, and no less than it takes to launch them.
+
+        Of a graph, those that are too small to be listed take what the smallest take, one after another.
+        """
+        small = work.num_unlisted * self.rates.graph_launch_s
+        seconds: float = larger(self.busy_seconds(work.kernels) + small, work.num_launches * self.launch_s)
         return seconds
 
     def passes_seconds(self, work: KernelList) -> float:

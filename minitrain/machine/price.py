@@ -575,6 +575,9 @@ def account_of_work(work: Cost | KernelList, device: Device, datatype: str, pric
     slower = _scaled(price, known.busy_seconds(work.kernels) - alone.busy_seconds(work.kernels), usual)
     if slower > _ROUNDING * price.seconds:
         parts.append(Part(f"pace of the slowest of {known.num_devices} devices", slower, endless={"compute": 0.0}))
+    small = _scaled(price, work.num_unlisted * known.rates.graph_launch_s, usual)
+    if small > _ROUNDING * price.seconds:
+        parts.append(Part(f"{work.num_unlisted} small kernels of its graph", small, endless={"launches": 0.0}))
     late = price.seconds - sum(part.seconds for part in parts)
     if late > _ROUNDING * price.seconds:
         rule = f"its {work.num_launches} launches, longer than {rule}"

@@ -161,9 +161,9 @@ def kernels_of_experts(
     if is_narrow and not style.pads_experts and style.dispatcher != "hybridep" and typ != "backward_weight":
         moved = _PADDED * model.precision.activation_bytes * style.eager
         kernels = (*kernels, MemoryPass("padding", num_copies * model.hidden_size, moved))
-    if style.captures_experts:
-        return KernelList(kernels, whole.num_launches)
     around = sum(_LAUNCHES[each] for each in _AROUND_OF[typ]) + _CHUNK_LAUNCHES * sends_once
+    if style.captures_experts:
+        return KernelList(kernels, whole.num_launches, max(0, whole.num_in_graph - around))
     return KernelList(kernels, whole.num_launches - around)
 
 
@@ -196,7 +196,7 @@ def kernels_around_experts(
     in_graph = typ in ("route", "backward_route")
     launches = _LAUNCHES[typ] - _COUNTS_LAUNCHES * (typ == "route" and style.dispatcher in _ONCE)
     launches += UNFUSED_ROUTER[model.expert_groups > 1] * (typ == "route" and not style.fused_router)
-    passes = KernelList(found, style.captured(launches, unit.kind) if in_graph else launches)
+    passes = KernelList(found, *(style.captured(launches, unit.kind) if in_graph else (launches, 0)))
     if typ != "backward_route":
         return passes
     names = "+".join(name for name in ("layernorm", "shared_experts") if takes_again(recompute, name))

@@ -268,14 +268,17 @@ class KernelList:
         kernels: what runs.
         num_launches: how many kernels a framework launches for them: more than are listed, since copies, casts and
             reductions of biases' gradients are too small to be listed by themselves.
+        num_in_graph: how many kernels a replayed graph runs, which the host launches together; listed or not.
     """
 
     kernels: tuple[Kernel, ...] = ()
     num_launches: int = 0
+    num_in_graph: int = 0
 
     def __add__(self, other: KernelList) -> KernelList:
         """Return both, one after the other."""
-        return KernelList(self.kernels + other.kernels, self.num_launches + other.num_launches)
+        in_graph = self.num_in_graph + other.num_in_graph
+        return KernelList(self.kernels + other.kernels, self.num_launches + other.num_launches, in_graph)
 
     def without(self, left_out: Collection[str]) -> KernelList:
         """Return them without the passes over memory of some terms of an ablation: "loss", "update", "elementwise"."""
@@ -283,7 +286,12 @@ class KernelList:
         kept = (
             k for k in self.kernels if not isinstance(k, MemoryPass) or terms.get(k.name, "elementwise") not in left_out
         )
-        return KernelList(tuple(kept), self.num_launches)
+        return replace(self, kernels=tuple(kept))
+
+    @property
+    def num_unlisted(self) -> int:
+        """Return how many kernels of a graph are too small to be listed."""
+        return max(0, self.num_in_graph - len(self.kernels))
 
     @property
     def work_flop(self) -> float:

@@ -197,7 +197,7 @@ def repeated_kernels(
         return core
     in_whole = len(lister.listed(is_backward=False).kernels)
     share = -(-lister.usual_launches(is_backward=False) * len(kernels) // in_whole)
-    again = KernelList(kernels, style.captured(share, unit.kind) + lister.of_experts(recompute))
+    again = KernelList(kernels, *style.captured(share, unit.kind)) + lister.of_experts(recompute)
     if style.stops_early and unit.kind == "mlp" and unit.is_repeated(recompute):
         again = _without_last(again)
     return again + core
@@ -292,9 +292,8 @@ class _Lister:
         if self.unit.core is not None:
             kernels += self.core(is_backward=is_backward)
             launches += (FLASH_LAUNCHES if self.unit.core.is_flash else UNFUSED_LAUNCHES)[is_backward]
-        return KernelList(
-            tuple(kernels), self.of_experts(is_backward=is_backward) + self.style.captured(launches, self.unit.kind)
-        )
+        whole = KernelList(tuple(kernels), *self.style.captured(launches, self.unit.kind))
+        return whole + self.of_experts(is_backward=is_backward)
 
     def _one_hot(self, *, is_backward: bool) -> Matmul:
         """Return the multiplication of one-hot rows, which are never stored, by the table; in backward its gradient."""
@@ -362,18 +361,25 @@ class _Lister:
         """Whether matrices are multiplied in eight bits or fewer."""
         return (self.style.datatype or self.model.precision.weight_datatype) in NARROW_BYTES
 
-    def of_experts(self, recompute: str | None = None, *, is_backward: bool = False) -> int:
-        """Return the launches of experts' multiplications: all, or those that are computed again."""
+    def of_experts(self, recompute: str | None = None, *, is_backward: bool = False) -> KernelList:
+        """Return the launches of experts' multiplications, listed elsewhere: all, or those that are computed again.
+
+        A graph has each expert's by itself where all have as many rows; where the host does not know how many, one
+        kernel multiplies all.
+        """
         again = () if recompute is None else {each.name for each in self.unit.repeated_projections(recompute)}
         gemms = (gemm for gemm in self._projections() if recompute is None or gemm.name in again)
-        return sum(self._launches_of(gemm, is_backward=is_backward) for gemm in gemms)
+        launches = sum(self._launches_of(gemm, is_backward=is_backward) for gemm in gemms)
+        if not self.style.captures_experts:
+            return KernelList((), launches)
+        return KernelList((), 0, launches * self.style.pads_experts)
 
     def _launches_of(self, gemm: Gemm, *, is_backward: bool) -> int:
         """Return the launches of a multiplication by itself, which others' layers have in theirs.
 
         Each expert's is on one of several streams (`nvte_multi_stream_cublas_gemm` of Transformer Engine, to 2.9).
         """
-        if not gemm.is_of_experts or self.style.captures_experts:
+        if not gemm.is_of_experts:
             return 0
         if self.style.apart:  # one kernel of all experts (`torch._grouped_mm`)
             return 1 + is_backward
@@ -689,7 +695,7 @@ def _without_last(forward: KernelList) -> KernelList:
     last = max(place for place, kernel in enumerate(forward.kernels) if isinstance(kernel, Matmul))
     kept = (*forward.kernels[:last], *forward.kernels[last + 1 :])
     without = (each for each in kept if not (isinstance(each, MemoryPass) and "residual" in each.name))
-    return KernelList(tuple(without), forward.num_launches)
+    return replace(forward, kernels=tuple(without))
 
 
 def _half(whole: KernelList, *, of_weights: bool) -> KernelList:
@@ -697,7 +703,10 @@ def _half(whole: KernelList, *, of_weights: bool) -> KernelList:
     kernels = tuple(kernel for kernel in whole.kernels if _is_of_weights(kernel) is of_weights)
     of_each = sum(getattr(kernel, "batch", 1) for kernel in whole.kernels if _is_of_weights(kernel))
     num_of_weights = min(of_each, whole.num_launches)  # a graph has all of them in a launch
-    return KernelList(kernels, num_of_weights if of_weights else whole.num_launches - num_of_weights)
+    in_graph = min(of_each, whole.num_in_graph)
+    if of_weights:
+        return KernelList(kernels, num_of_weights, in_graph)
+    return KernelList(kernels, whole.num_launches - num_of_weights, whole.num_in_graph - in_graph)
 
 
 def _is_of_weights(kernel: Kernel) -> bool:

@@ -436,10 +436,10 @@ class Style(KernelHabits):
     loop_share: float = 1.0
     num_gathered: int = 1
 
-    def captured(self, num_launches: int, kind: str) -> int:
-        """Return how many launches are left of some that a graph has, of a kind of unit."""
+    def captured(self, num_launches: int, kind: str) -> tuple[int, int]:
+        """Return how many launches are left of some, of a kind of unit, and how many kernels a graph has of them."""
         is_captured = kind == "moe" if self.captures == "router" else self.captures
-        return min(1, num_launches) if is_captured else num_launches
+        return (min(1, num_launches), num_launches) if is_captured else (num_launches, 0)
 
 
 def fills_devices(workload: object) -> bool:

@@ -415,6 +415,32 @@ def test_a_graph_has_both_halves_of_backward_in_a_launch() -> None:
     assert [half.num_launches for half in halves] == [0, 1]
 
 
+def test_small_kernels_of_a_graph_take_what_the_smallest_take() -> None:
+    attention = LLAMA.units()[1]
+    listed, graph = (forward_kernels(LLAMA, attention, work(), Style(captures=each)) for each in (False, True))
+    assert (graph.num_launches, graph.num_in_graph, listed.num_in_graph) == (1, listed.num_launches, 0)
+    device = KernelDevice(load_config("gb200_nvl72"), launch_s=0.0)
+    small = (listed.num_launches - len(listed.kernels)) * 1.26e-6
+    assert small > 0
+    assert device.pass_seconds(graph) == pytest.approx(device.pass_seconds(listed) + small)
+    endless = device.endless("launches")
+    assert endless.pass_seconds(graph) == pytest.approx(endless.pass_seconds(listed))
+
+
+def test_a_graph_has_kernels_of_each_expert_where_all_have_as_many_rows() -> None:
+    """Of 16 experts two matrices are multiplied, and cast by three kernels; else one kernel multiplies all."""
+    model = mt.models()["deepseek-v3"]
+    precision = replace(model.precision, weight_datatype="float8", scaling="current")
+    workload = TransformerWorkload(replace(model, precision=precision))
+    layer, mode = next(iter(workload.experts.layers)), ExpertPass(num_parts=16, num_copies=8 * 4096)
+    graph = Style(captures="whole", captures_experts=True)
+    padded, ragged = (
+        workload.pass_kernels("forward", 1, layer, mode, replace(graph, pads_experts=each)) for each in (True, False)
+    )
+    assert padded.num_in_graph - ragged.num_in_graph == 2 * 16 * (1 + 3)
+    assert padded.num_launches == ragged.num_launches == 1
+
+
 def test_maxtext_repeats_sorts_and_weights_copies_of_tokens_and_rounds_weights_where_they_are_multiplied() -> None:
     tokens, hidden, xla = 2 * 512, 1024, Style(by_xla=True)
     model = replace(LLAMA, num_experts=8, experts_per_token=4, moe_layers=(0, 1))
