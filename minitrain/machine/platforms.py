@@ -394,7 +394,7 @@ def platform_of_framework(name: str, device: str = "", *, is_alone: bool = False
         return COMPONENTS
     known = frameworks()[name]
     found = next((one for pattern, one in known["platforms"] if re.search(pattern, device or _NEWEST)), None)
-    found = known.get("alone") if is_alone and "alone" in known else found
+    found = known["alone"] if is_alone and "alone" in known and found != "xla" else found
     base = COMPONENTS if found is None else platforms()[found]
     return base if base.by_xla else replace(base, **known["habits"])  # XLA compiles, whichever library asks for it
 

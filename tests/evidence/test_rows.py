@@ -534,6 +534,20 @@ def test_slices_of_tpus_are_their_own_tori() -> None:
     )
     assert [tiers[0].size for tiers in (whole, half, two)] == [512, 128, 256]
     assert two[0].bandwidth == 2 * half[0].bandwidth == 200  # 128 chips of 256 are no closed torus
+    (open_cube, _), (closed, _) = (
+        case(**{**given, "dp": size, "n_gpus": size}, n_micro="1", gpu="TPU v5p").system.networks
+        for size in ("8", "64")
+    )
+    assert (open_cube.bandwidth, open_cube.efficiency) == (closed.bandwidth / 3, 0.855)  # two of a chip's six links
+
+
+@pytest.mark.parametrize("framework", ["torch_xla", "PyTorch FSDP", "Hugging Face", "JAX"])
+def test_xla_compiles_whichever_library_asks_for_it(framework: str) -> None:
+    given = {"tp": "1", "pp": "1", "zero": "3", "n_micro": "1", "gpu": "TPU v6e", "attention": "flash"}
+    for size in ("1", "8"):
+        found = case(**given, n_gpus=size, dp=size, framework=framework).platform
+        assert found is not None
+        assert found.by_xla
 
 
 def test_maxtexts_capacity_sends_tokens_by_one_hot_matrices_where_weights_are_sharded() -> None:
