@@ -359,6 +359,8 @@ def _memory_of(row: Row, framework: Framework, memory: str, layout: Layout, mode
         return "loss in chunks"
     if memory == "deepspeed zero" and model.precision.gradient_bytes > model.precision.parameter_bytes:
         return "deepspeed bf16"
+    if facts.get("linear_loss") and memory in ("trainer", "hugging face"):
+        return "trainer liger" if memory == "trainer" else "liger"
     if not facts.get("hugging_face", True):
         return {"eager norms": "eager", "trainer": "eager", "hugging face": ""}.get(memory, memory)
     return memory

@@ -14,9 +14,11 @@ the update. Frameworks differ, and a `minitrain.machine.platforms.Platform` name
 | "deepspeed zero" | a weight's in 16 bits | 6 | a bucket, and two arrays of the rank's share of gradients |
 | "deepspeed bf16" | all of a microbatch in 16 bits, kept | 6 | a bucket in single precision |
 | "eager" | a unit's | 12 | activated gates, keys and values of each head, experts' inputs in single precision |
-| "eager norms", "hugging face" | a unit's | 12 | as "eager", and norms' inputs in single precision, and normed ones |
+| "eager norms" | a unit's | 12 | as "eager", and norms' inputs in single precision, and normed ones |
+| "hugging face" | a unit's | 12 | likewise; of DeepSpeed: weights used again soon, a bucket, gradients cast |
 | "trainer" | a unit's | 12 | likewise; roots of second moments in the update |
 | "... ddp" | a unit's | 12 | as those, and an array of each gradient |
+| "liger", "trainer liger", "fsdp2 liger" | as without | a chunk's 2 | gradients of the head and its input |
 | "loss in chunks" | a unit's | 4 | nothing |
 | "fsdp2" | a unit's in 16 bits, and in single precision while they are reduced | 4 | no shards of weights in 16 bits |
 | "fsdp2 eager loss" | likewise | 12, of parts 16 | likewise |
@@ -46,7 +48,10 @@ Sources:
   `step` flattens the gradients of the rank's share and casts them; without ZeRO `step` of
   `runtime/fp16/fused_optimizer.py` casts each gradient, and flattens these; pipelines leave gradients in 16 bits to
   `clear_lp_grads` of the next backward (`runtime/bf16_optimizer.py`), and sum totals through `allreduce_bucket`; they
-  keep a stage's outputs for `_exec_backward_pass` (`runtime/pipe/engine.py`);
+  keep a stage's outputs for `_exec_backward_pass` (`runtime/pipe/engine.py`); `_prepare_fp32_grad_for_sub_group` of
+  `runtime/zero/stage3.py` flattens and casts 1e9 gradients at once (`sub_group_size`), and `__params_to_release` of
+  `partitioned_param_coordinator.py` leaves weights whole that are used again within 1e9 (`stage3_max_reuse_distance`):
+  at the loss the last half of those;
 - **fsdp2**: torchtitan's `apply_fsdp` (`models/llama3/infra/parallelize.py`) shards weights in single precision, which
   `foreach_all_gather` of PyTorch's `fsdp/_fully_shard/_fsdp_collectives.py` casts into what it sends; `foreach_reduce`
   copies a unit's gradients into one array in single precision, which is there until the next unit's is reduced. The
@@ -65,6 +70,9 @@ Sources:
   (`_multi_tensor_adamw` of PyTorch's `optim/adamw.py`) have the roots of all second moments at once;
 - **ddp**: PyTorch's `DistributedDataParallel` copies gradients into buckets of its own, unless
   `gradient_as_bucket_view` is set (`initialize_buckets` of its `reducer.cpp`);
+- **liger**: `fused_linear_cross_entropy_forward` of Liger's `ops/fused_linear_cross_entropy.py`, which its patches for
+  Hugging Face's models bring, makes no more logits at once than the head's input has elements, rounded up to a power of
+  2 of tokens, and puts their gradients over them; the gradients of the head and its input are made in forward;
 - **loss in chunks**: `CEWithChunkedOutputLoss` of torchtune's `modules/loss/ce_chunked_output_loss.py` casts an eighth
   of the logits at a time to single precision, so that there are logits and their gradients in 16 bits;
 - **internevo**: `_reduce_grads_by_rank` of InternEvo's `solver/optimizer/hybrid_zero_optim.py` flattens buckets of 2^29
@@ -92,6 +100,7 @@ Left out: other releases.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -108,6 +117,8 @@ _HALF = 2
 _SINGLE = 4
 _DEEPSPEED_BUCKET = 500_000_000
 """Elements of DeepSpeed's `reduce_bucket_size`, and of `MEMORY_OPT_ALLREDUCE_SIZE`."""
+_DEEPSPEED_GROUP = 1_000_000_000
+"""Elements of its `sub_group_size`, and of its `stage3_max_reuse_distance`."""
 _INTERNEVO_BUCKET = 2**29
 """Elements of InternEvo's `reduce_bucket_size`, 512 * 1024 * 1024 in its shipped configs."""
 
@@ -168,6 +179,12 @@ def _sum_in_single(update: _Update) -> None:
     update.take([_SINGLE * _DEEPSPEED_BUCKET])
 
 
+def _cast_in_groups(update: _Update) -> None:
+    """Sum gradients through a bucket, flatten those of a group of the rank's share, and cast these."""
+    group = min(sum(update.sizes), _DEEPSPEED_GROUP)
+    update.take([_HALF * _DEEPSPEED_BUCKET, _HALF * group, _SINGLE * group])
+
+
 def _flatten_and_step(update: _Update) -> None:
     """Sum gradients in buckets, take their norm, flatten and cast them, and take AdamW's step."""
     total = sum(update.sizes)
@@ -214,6 +231,8 @@ class Habits:
         keeps_gates: whether SwiGLU keeps the activated gate, parts keep the array that they gather into, collectives
             beside compute keep what they read, and the update uses what backward has left; and whether the allocator's
             cache is emptied once weights, totals and states are there, so that these reserve no more than they are.
+        reuses: whether shards stay gathered at the loss whose layers are soon used again.
+        linear_loss: whether head and loss are one operation on some tokens after others.
         update: what the update allocates; None for nothing.
     """
 
@@ -228,6 +247,8 @@ class Habits:
     keeps_gradients: bool = False
     keeps_outputs: bool = False
     keeps_gates: bool = False
+    reuses: bool = False
+    linear_loss: bool = False
     update: Callable[[_Update], None] | None = None
 
 
@@ -242,11 +263,16 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
         "deepspeed zero": Habits("weight", 6, keeps_outputs=True, update=_flatten_and_cast),
         "deepspeed bf16": Habits("none", 6, keeps_gradients=True, keeps_outputs=True, update=_sum_in_single),
         "eager": Habits(expands=True),
-        **dict.fromkeys(("eager norms", "hugging face"), Habits(expands=True, casts_norms=True)),
+        "eager norms": Habits(expands=True, casts_norms=True),
+        "hugging face": Habits(expands=True, casts_norms=True, reuses=True, update=_cast_in_groups),
         "trainer": Habits(expands=True, casts_norms=True, update=_take_roots),
         "eager ddp": Habits(expands=True, keeps_gradients=True),
         "eager norms ddp": Habits(expands=True, casts_norms=True, keeps_gradients=True),
         "trainer ddp": Habits(expands=True, casts_norms=True, keeps_gradients=True, update=_take_roots),
+        "liger": Habits(linear_loss=True, reuses=True, update=_cast_in_groups),
+        "trainer liger": Habits(linear_loss=True, update=_take_roots),
+        "trainer liger ddp": Habits(linear_loss=True, keeps_gradients=True, update=_take_roots),
+        "fsdp2 liger": Habits("reduced", linear_loss=True, update=_take_roots),
         "loss in chunks": Habits(logit_bytes=4),
         "fsdp2": Habits("reduced", 4),
         "fsdp2 eager loss": Habits("reduced", 12, 16),
@@ -284,6 +310,7 @@ _OF_SHARDS = {
     "eager": "fsdp2 eager",
     "eager norms": "fsdp2 eager norms",
     "trainer": "fsdp2 trainer",
+    "trainer liger": "fsdp2 liger",
     "internevo zero": "internevo fsdp",
 }
 """The habits of those that allocate otherwise where gradients are shards."""
@@ -404,9 +431,12 @@ def fullest_moments(place: Place, memory: str, *, fused_loss: bool = False) -> F
     if habits.new_gradient == "reduced" and (place.is_sharded or not habits.of_shards) and place.weights:
         return _in_streams(place, habits)
     moments: Iterable[tuple[float, float]]
-    if habits.new_gradient in ("unit", "reduced"):
+    if habits.linear_loss and place.num_logits:
+        moments = _without_logits(place, habits)
+    elif habits.new_gradient in ("unit", "reduced"):
         of_loss = habits if habits.new_gradient == "unit" else HABITS[""]
-        at_loss = (place.at_loss_bytes, (of_loss.logit_bytes - LOGIT_BYTES) * place.num_logits)
+        beside = (of_loss.logit_bytes - LOGIT_BYTES) * place.num_logits
+        at_loss = (place.at_loss_bytes, beside + _used_again(place, habits))
         moments = [(place.peak_bytes, 0.0), *([at_loss] if place.num_logits else [])]
     elif habits.new_gradient == "all":
         moments = _until_its_end(place, habits)
@@ -516,8 +546,11 @@ def _of_units(place: Place, habits: Habits) -> Iterator[tuple[float, float, bool
         kept += _sum_over_parts(place) if place.is_scattered else 0.0  # the head's input, which parts have gathered
         before = place.at_loss_bytes - LOGIT_BYTES * logits + kept + cast * head
         at_most = habits.logit_bytes if place.num_parts == 1 else max(habits.logit_bytes, habits.parts_logit_bytes)
-        yield before, at_most * logits, False
-        yield before, _HALF * (logits + head) + _input_gradients(place), False
+        if habits.linear_loss:
+            yield before, _linear_loss_bytes(place), False
+        else:
+            yield before, at_most * logits, False
+            yield before, _HALF * (logits + head) + _input_gradients(place), False
         yield before, (_HALF + _SINGLE) * head, False
         yield before, (_SINGLE - _HALF) * head + (_HALF + cast) * block + again, False
     later = place.workload.model.precision.gradient_bytes * _held_share(place) * (first + block)
@@ -609,6 +642,32 @@ def _as_allocated(place: Place, habits: Habits, fused_loss: bool) -> Iterator[tu
         yield before + min(at_most, LOGIT_BYTES) * logits, max(at_most - LOGIT_BYTES, 0) * logits
         yield before, _HALF * (logits + head / sizes.parameter_bytes) + _input_gradients(place)
         yield before, in_backward
+
+
+def _without_logits(place: Place, habits: Habits) -> Iterator[tuple[float, float]]:
+    """Yield moments of a run whose peak has logits, which there are none of: the loss, the last layer's backward."""
+    before = place.at_loss_bytes - LOGIT_BYTES * place.num_logits + _used_again(place, habits)
+    again = max(_made_again(place, habits, each.layer) + _inner_gradients(place, each.layer) for each in place.weights)
+    largest = max(each.gradient_bytes for each in place.weights if each.layer)
+    yield before, _linear_loss_bytes(place)
+    yield before, largest + again
+    yield place.at_update_bytes, 0.0
+
+
+def _used_again(place: Place, habits: Habits) -> float:
+    """Return the bytes of layers before the head that are whole at the loss, as backward uses them soon."""
+    if not habits.reuses or not place.is_sharded:
+        return 0.0
+    units = _units_of(place)
+    return _HALF * max(min(_DEEPSPEED_GROUP / 2, sum(units)) - units[-1], 0.0)
+
+
+def _linear_loss_bytes(place: Place) -> float:
+    """Return what head and loss have beside the head's input, if they take some tokens after others, bytes."""
+    model, tokens = place.workload.model, place.work.num_tokens
+    chunk = 2 ** math.ceil(math.log2(tokens / math.ceil(model.vocab_size / model.hidden_size)))
+    head = max(each.weight_bytes for each in place.weights if place.workload.units[each.layer].kind == "head")
+    return float(_HALF * (chunk * place.num_logits / tokens + tokens * model.hidden_size) + head)
 
 
 def _until_its_end(place: Place, habits: Habits) -> Iterator[tuple[float, float]]:

@@ -164,6 +164,7 @@ def test_ranks_of_a_sequence_take_a_share_of_its_tokens() -> None:
         ({"framework": "InternEvo", "zero": "3", "pp": "1", "dp": "8"}, "internevo fsdp"),
         ({"framework": "Hugging Face (DDP)", "pp": "1", "tp": "1", "dp": "16"}, "trainer ddp"),
         ({"framework": "TRL", "zero": "fsdp", "pp": "1", "tp": "1", "dp": "16"}, "fsdp2 trainer"),
+        ({"framework": "DeepSpeed (TRL, Liger kernel)", "zero": "3", "pp": "1", "tp": "1", "dp": "16"}, "liger"),
     ],
     ids=str,
 )

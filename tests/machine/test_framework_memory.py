@@ -10,9 +10,10 @@ import pytest
 
 import minitrain as mt
 from minitrain.errors import UsageError
-from minitrain.machine.framework_memory import HABITS, _Update
+from minitrain.machine.framework_memory import HABITS, HeldWeight, Place, _cast_in_groups, _Update, fullest_moments
 from minitrain.machine.platforms import Platform, find_platform, platform_of_framework
 from minitrain.run.device_memory import DeviceMemory
+from minitrain.workloads.transformer_workload import TransformerWorkload
 
 HIDDEN, FFN, LAYERS, VOCABULARY, TOKENS = 1024, 4096, 2, 32000, 1024
 MODEL = mt.Transformer(
@@ -342,3 +343,23 @@ def test_replicas_of_pytorch_have_gradients_in_buckets_too() -> None:
     platform = replace(find_platform("hugging-face"), memory="eager norms")
     alone, copied = (memory_of(platform, world_size=size, zero=0) for size in (1, 2))
     assert copied.kept_bytes - alone.kept_bytes == pytest.approx(4 * MODEL.num_parameters)
+
+
+def test_ligers_loss_has_logits_of_some_tokens_and_gradients_of_head_and_input() -> None:
+    workload = TransformerWorkload(replace(MODEL, vocab_size=100 * HIDDEN))
+    head = len(workload.units) - 1
+    weights = [HeldWeight(head, 2 * 100 * HIDDEN**2, 0, 0)]
+    logits, at_loss = 4 * TOKENS * 100 * HIDDEN, 10**10
+    place = Place(workload, weights, 1, 4, logits, at_loss, at_loss, at_loss, 0, at_update_bytes=1)
+    chunk = 64  # at least 4 * 1024 / 100 tokens, a power of 2
+    found = fullest_moments(replace(place, peak_bytes=0), "trainer liger")
+    assert found.held_bytes == at_loss - 4 * logits
+    assert found.temporary_bytes == 2 * (chunk * 100 * HIDDEN + 4 * TOKENS * HIDDEN + 100 * HIDDEN * HIDDEN)
+
+
+def test_deepspeeds_third_stage_casts_gradients_in_groups() -> None:
+    bucket, group = 5e8, 1e9
+    for elements in (10**8, 4 * 10**9):
+        update = _Update([elements], 2)
+        _cast_in_groups(update)
+        assert update.taken[0] == pytest.approx(2 * bucket + 6 * min(elements, group), rel=1e-3)
