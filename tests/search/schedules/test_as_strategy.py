@@ -71,9 +71,15 @@ def actions(log: Any) -> list[Action]:
     return [Action(KINDS[e.typ], e.layer, *e.samples) for e in log if e.typ in KINDS]  # type: ignore[arg-type]
 
 
-def test_every_rank_runs_its_actions_in_the_order_of_the_schedule() -> None:
+def test_every_rank_runs_its_actions_in_order_and_stages_on_different_ranks_alone_exchange_messages() -> None:
     for schedule in every_schedule():
-        assert tuple(tuple(actions(log)) for log in run(schedule).logs) == schedule.orders
+        result, homes = run(schedule), schedule.placement
+        assert tuple(tuple(actions(log)) for log in result.logs) == schedule.orders
+        crossings = sum(homes[s] != homes[s + 1] for s in range(schedule.num_stages - 1))
+        typs = Counter(event.typ for event in result.events)
+        assert typs["send"] == 2 * crossings * schedule.num_microbatches
+        received = {(event.tag, event.rank) for event in result.events if event.typ == "recv"}
+        assert len(received) == typs["recv"]
 
 
 # ---- how long it takes -----------------------------------------------------------------------------------------------
@@ -261,14 +267,6 @@ def test_dualpipe_v_keeps_half_a_microbatch_more_than_zbv() -> None:
         assert set(live_chunks(S.dualpipe_v(p, 2 * p + extra))) == {2 * p + 1}
 
 
-@pytest.mark.no_cover  # what is run here in all sizes, others run in a few
-def test_nothing_but_weights_and_states_is_left() -> None:
-    for schedule, zero in zip(every_schedule(largest=3), cycle(range(4)), strict=False):
-        for model in run(schedule, dp=2, zero=zero).models:
-            held = sum(w.memory() for store in (model.weights, model.opt_states) for w in store.values())
-            assert model.memory() == held
-
-
 def test_sharding_more_never_holds_more() -> None:
     for schedule in (S.one_f_one_b(2, 4), S.zbv(2, 6)):
         peaks = [run(schedule, layers=4, dp=4, zero=zero).peak_memory for zero in range(4)]
@@ -277,15 +275,6 @@ def test_sharding_more_never_holds_more() -> None:
 
 
 # ---- what it exchanges -----------------------------------------------------------------------------------------------
-
-
-def test_only_stages_on_different_ranks_exchange_messages() -> None:
-    for schedule in every_schedule(largest=3):
-        homes = schedule.placement
-        crossings = sum(homes[s] != homes[s + 1] for s in range(schedule.num_stages - 1))
-        events = run(schedule).events
-        assert sum(e.typ == "send" for e in events) == 2 * crossings * schedule.num_microbatches
-        assert len({(e.tag, e.rank) for e in events if e.typ == "recv"}) == sum(e.typ == "recv" for e in events)
 
 
 def events_of(result: mt.Run, typ: str) -> list[Event]:
@@ -330,9 +319,13 @@ def require_every_sample_once(result: mt.Run) -> None:
 
 
 @pytest.mark.no_cover  # what is run here in all sizes, others run in a few
-def test_every_schedule_trains_on_every_sample_once() -> None:
+def test_every_schedule_trains_on_every_sample_once_and_leaves_nothing_but_weights_and_states() -> None:
     for schedule, zero in zip(every_schedule(largest=3), cycle(range(4)), strict=False):
-        require_every_sample_once(run(schedule, layers=2, dp=2, zero=zero))
+        result = run(schedule, layers=2, dp=2, zero=zero)
+        require_every_sample_once(result)
+        for model in result.models:
+            held = sum(w.memory() for store in (model.weights, model.opt_states) for w in store.values())
+            assert model.memory() == held
 
 
 @pytest.mark.few(2)
