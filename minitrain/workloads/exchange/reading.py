@@ -65,15 +65,21 @@ def _text_of(source: StrPath) -> tuple[str, str]:
 
 
 def _as_json_or_toml(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
-    json = _as_sections(text, name, ignore, parse_json, {"zero_optimization", "train_batch_size"}, deepspeed.read)
-    return json or _as_sections(text, name, ignore, tomllib.loads, {"parallelism", "training"}, torchtitan.read)
+    json = _as_sections(
+        _loaded(text, parse_json), name, ignore, {"zero_optimization", "train_batch_size"}, deepspeed.read
+    )
+    return json or _as_sections(
+        _loaded(text, tomllib.loads), name, ignore, {"parallelism", "training"}, torchtitan.read
+    )
 
 
 def _as_yaml(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
     words = text.split()
-    load = megatron_bridge.overrides if words and "." in words[0].partition("=")[0] else yaml.safe_load
-    accelerate = _as_sections(text, name, ignore, yaml.safe_load, {"distributed_type"}, deepspeed.read_accelerate)
-    return accelerate or _as_sections(text, name, ignore, load, {"model", "train", "ddp"}, megatron_bridge.read)
+    found = _loaded(text, yaml.safe_load)
+    accelerate = _as_sections(found, name, ignore, {"distributed_type"}, deepspeed.read_accelerate)
+    if words and "." in words[0].partition("=")[0]:
+        found = _loaded(text, megatron_bridge.overrides)
+    return accelerate or _as_sections(found, name, ignore, {"model", "train", "ddp"}, megatron_bridge.read)
 
 
 def _as_options(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
@@ -83,19 +89,22 @@ def _as_options(text: str, name: str, ignore: Sequence[str]) -> Recipe | None:
     return megatron_lm.read(words.without(ignore), name)
 
 
+def _loaded(text: str, load: Callable[[str], Any]) -> Any:
+    """Return what a text holds; None where it is not in this format."""
+    try:
+        return load(text)
+    except (ValueError, RecursionError, yaml.YAMLError):
+        return None
+
+
 def _as_sections(
-    text: str,
+    found: Any,
     name: str,
     ignore: Sequence[str],
-    load: Callable[[str], Any],
     marks: set[str],
     read: Callable[[Mapping[str, Any], str], Recipe],
 ) -> Recipe | None:
-    """Return the recipe of a text that can be loaded and has one of some keys; None of others."""
-    try:
-        found = load(text)
-    except (ValueError, RecursionError, yaml.YAMLError):  # not in this format
-        return None
+    """Return the recipe of what has one of some keys; None of all else."""
     if not isinstance(found, dict) or not marks & found.keys():
         return None
     return read(_without(found, ignore), name)
