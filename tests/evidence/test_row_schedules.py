@@ -23,7 +23,7 @@ BALANCED = {  # stages alike: a vocabulary of next to nothing, no replicas, and 
     "dp": "1",
     "vpp": "",
     "vocab": "128",
-    "n_layers": "64",
+    "n_layers": "32",
     "hidden": "2048",
     "mbs": "4",
     "n_micro": "16",

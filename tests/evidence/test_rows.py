@@ -292,7 +292,7 @@ def test_experts_are_divided_beside_parts_and_stages() -> None:
     assert predict(divided).memory["allocated"] < predict(alone).memory["allocated"]
     busy = case(**{**EXPERTS, "pp": "2", "dp": "4"}, ep="4", sp="", zero="1", imbalance="2")
     assert predict(busy).seconds > predict(divided).seconds
-    many = {**EXPERTS, "sp": "1", "tp": "1", "zero": "1", "dp": "128", "n_gpus": "128", "gbs": "", "ep": "8"}
+    many = {**EXPERTS, "sp": "1", "tp": "1", "zero": "1", "dp": "32", "n_gpus": "32", "gbs": "", "ep": "8"}
     assert predict(case(**many, imbalance="2")).seconds > predict(case(**many)).seconds
     with pytest.raises(LackingError, match="imbalance is 2: pp x ep is at most 256"):
         case(**many | dict.fromkeys(("dp", "n_gpus", "ep", "n_experts"), "512"), imbalance="2")
