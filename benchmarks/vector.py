@@ -86,30 +86,25 @@ def swept(case: str, systems: Sequence[SystemConfig]) -> Any:
     return run_to_end(rows)
 
 
-def _rate(work: Callable[[], Any], count: int) -> float:
-    """Return how many machines a second of processor time takes."""
+def _timed(work: Callable[[], Any], count: int) -> tuple[Any, float]:
+    """Return what work gives, and how many machines a second of processor time takes."""
     begin = time.process_time()
-    work()
-    return count / (time.process_time() - begin)
+    found = work()
+    return found, count / (time.process_time() - begin)
 
 
 def row(case: str, systems: Sequence[SystemConfig], num_swept: int, num_turns: int) -> str:
     """Return the row of one case."""
-    few = systems[:num_swept]
-    figures, rows = priced(case, systems), swept(case, few)
-    if figures["step_time_s"][:num_swept].tolist() != [each["step_time_s"] for each in rows]:
-        raise RuntimeError(f"{case}: the columns are not those of the sweep")
-    vary = varied(len(systems))
-    if priced(case, BASE, vary)["step_time_s"].tolist() != figures["step_time_s"].tolist():
-        raise RuntimeError(f"{case}: columns that vary are not those of configs")
-    turns = [
-        (
-            _rate(lambda: priced(case, systems), len(systems)),
-            _rate(lambda: priced(case, BASE, vary), len(systems)),
-            _rate(lambda: swept(case, few), num_swept),
-        )
-        for _ in range(num_turns)
-    ]
+    few, vary, turns = systems[:num_swept], varied(len(systems)), []
+    for _ in range(num_turns):
+        figures, at_once = _timed(lambda: priced(case, systems), len(systems))
+        columns, by_column = _timed(lambda: priced(case, BASE, vary), len(systems))
+        rows, alone = _timed(lambda: swept(case, few), num_swept)
+        if figures["step_time_s"][:num_swept].tolist() != [each["step_time_s"] for each in rows]:
+            raise RuntimeError(f"{case}: the columns are not those of the sweep")
+        if columns["step_time_s"].tolist() != figures["step_time_s"].tolist():
+            raise RuntimeError(f"{case}: columns that vary are not those of configs")
+        turns.append((at_once, by_column, alone))
     ours, columns, others = (median(turn[place] for turn in turns) for place in range(3))
     ratio = median(one / other for one, _, other in turns)
     return f"| {case} | {len(systems):,} | {ours:,.0f} | {columns:,.0f} | {others:,.0f} | {ratio:,.0f} |"
