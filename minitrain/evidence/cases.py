@@ -584,20 +584,22 @@ def _composed(
 
 def _retimed(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Run | None:
     """Return the run of a step that is put together from a shorter one; None where it has to be simulated."""
-    layout, options = case.layout, case.options
-    least = 2
-    is_known = case.strategy == "megatron" and layout.schedule == "1f1b" and layout.pp > 1 and options["zero"] <= 1
-    if not is_known or _is_slowed_down(case) or num_microbatches < least:
+    is_known = case.strategy == "megatron" and case.options["schedule"] == "1f1b" and case.options["zero"] <= 1
+    if not is_known or num_microbatches < _LEAST:
         return None
-    return _short_step(case, least, without).with_order(_order(case, num_microbatches))
+    return _short_step(case, without).with_order(_order(case, num_microbatches))
+
+
+_LEAST = 2  # microbatches of a step that has all passes: the first forward, the last backward, and others
 
 
 @lru_cache(maxsize=1)
-def _short_step(case: Case, num_microbatches: int, without: tuple[str, ...]) -> ShortStep:
+def _short_step(case: Case, without: tuple[str, ...]) -> ShortStep:
     """Return a short step; the two steps of a prediction follow one another."""
     schedule = "interleaved"  # as "1f1b", also where it has fewer microbatches than ranks
-    run = _run(replace(case, options={**case.options, "schedule": schedule}), num_microbatches, without)
-    return ShortStep(run, _order(case, num_microbatches, schedule), case.layout.microbatch_size)
+    short = replace(case, options={**case.options, "schedule": schedule})
+    run, order = _run(short, _LEAST, without, contention=False), _order(case, _LEAST, schedule)
+    return ShortStep(run, order, case.layout.microbatch_size, contention=_is_slowed_down(case))
 
 
 def _order(case: Case, num_microbatches: int, schedule: str = "1f1b") -> Order:
@@ -615,9 +617,10 @@ def _machine(
     return Machine(TuningProblem(workload, system, world_size, world_size, {"platform": platform, "without": without}))
 
 
-def _run(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Run:
-    """Return the run of a step."""
+def _run(case: Case, num_microbatches: int, without: tuple[str, ...], *, contention: bool | str = AUTO) -> Run:
+    """Return the run of a step, slowed down where it has to be if `contention` is not said."""
     layout = case.layout
+    slows_down = contention == AUTO and _is_slowed_down(case)
     return simulate(
         case.strategy,
         world_size=layout.world_size,
@@ -627,7 +630,7 @@ def _run(case: Case, num_microbatches: int, without: tuple[str, ...]) -> Run:
         platform=case.platform or COMPONENTS,
         without=without,
         fold=layout.world_size > 1,
-        contention=_is_slowed_down(case) or AUTO,
+        contention=slows_down or contention,
         check=False,
         microbatch_size=layout.microbatch_size,
         **case.options,

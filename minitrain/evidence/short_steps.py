@@ -5,7 +5,8 @@ through a stage are alike but for the first forward, which waits for weights, an
 gradients are summed. So a longer step has the same operations, in the order that the strategy asks for
 (`minitrain.search.tuning.layouts.order_of`). Its clocks are worked out by the rules of the engine
 (`minitrain.run.folding.microbatches`) and are the floats of its simulation. What is put together again as the shorter
-step must have the clocks that were simulated; else the longer step is simulated. Memory is not known.
+step must have the clocks that were simulated; else the longer step is simulated. Where communication slows computing
+down, the longer one is timed again (`minitrain.run.contention`). Memory is not known.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 from minitrain.operations import COMM, RECV, Note
 from minitrain.operations import SEND as MESSAGE
+from minitrain.run.contention import slow_down
 from minitrain.run.folding.expansion import FoldedRun
 from minitrain.run.folding.microbatches import (
     NO_MICROBATCH,
@@ -176,10 +178,11 @@ class ShortStep:
         run: the short step.
         order: its order.
         microbatch_size: samples of a microbatch.
+        contention: whether longer steps are timed again, as communication slows computing down; the short one is not.
     """
 
-    def __init__(self, run: Any, order: Order, microbatch_size: int) -> None:
-        self._run, self._models = run, run.class_models
+    def __init__(self, run: Any, order: Order, microbatch_size: int, *, contention: bool = False) -> None:
+        self._run, self._models, self._contention = run, run.class_models, contention
         self._parts: list[_Parts | None] = []
         if not isinstance(run, FoldedRun) or len(self._models) != len(order.asked):
             return
@@ -203,8 +206,18 @@ class ShortStep:
             return None
         for model, columns, times in zip(self._models, whole, clocks, strict=True):
             write_steps(model, columns, times)
+        if self._contention:
+            self._slow_down()
         found: Run = replace(self._run)
         return found
+
+    def _slow_down(self) -> None:
+        """Time the models again, in the logs that the run has."""
+        logs = [model._log for model in self._models]
+        slow_down(self._models, self._run.expansion.lowest)
+        for model, log in zip(self._models, logs, strict=True):
+            log._rows[:] = model._rows
+            model._log, model._rows = log, log._rows
 
     def _together(self, order: Order) -> list[Performed]:
         """Return what the ranks do in an order; nothing where that is not known of all of them."""
