@@ -248,6 +248,7 @@ class Framework:
             where only a model that is not cut into stages does that (PyTorch's DistributedDataParallel).
         gradient_bytes: bytes of an element of a gradient, kept and summed, where the row does not say.
         of_autograd: whether gradients are those that PyTorch's autograd leaves, which are of their weight's type.
+        halved_states: bytes of a parameter's state with moments in 16 bits: these, or also what a weight lacks.
         recompute: what backward computes again where the row does not say; None where that is not known.
         selective: what it computes again where a row says "selective": with Megatron-Core the attention core, whatever
             kernel that is (`_checkpointed_attention_forward` of `core/transformer/attention.py`).
@@ -275,6 +276,7 @@ class Framework:
     overlap: str = "never"
     gradient_bytes: int = 4
     of_autograd: bool = False
+    halved_states: int = 4
     recompute: str | None = "none"
     selective: str = "selective"
     balances: bool = False
@@ -532,16 +534,16 @@ def _precision(row: Row, framework: Framework) -> Precision:
     usual = PRECISIONS["bf16"].parameter_bytes if keeps_halves else framework.gradient_bytes
     gradient_bytes = facts.get("gradient_bytes", row.words("overlap").facts.get("gradient_bytes", usual))
     precision = replace(PRECISIONS[facts.get("datatype", "bf16")], gradient_bytes=gradient_bytes)
-    precision = replace(precision, optimizer_bytes=_optimizer_bytes(row, precision.optimizer_bytes))
+    precision = replace(precision, optimizer_bytes=_optimizer_bytes(row, framework, precision.optimizer_bytes))
     if "weights" not in facts:
         return precision
     return replace(precision, weight_datatype=facts["weights"], scaling=facts.get("scaling", "delayed"))
 
 
-def _optimizer_bytes(row: Row, usual: int) -> int:
+def _optimizer_bytes(row: Row, framework: Framework, usual: int) -> int:
     """Return the bytes of a parameter's state: Adam's moments, and a copy of the weight, unless states are halves."""
     facts = row.words("precision").facts
-    found = int(facts.get("optimizer_bytes", usual))
+    found = framework.halved_states if "optimizer_bytes" in facts else usual
     moment_bytes = row.words("framework").facts.get("moment_bytes", facts.get("moment_bytes"))
     if moment_bytes is None:
         return found

@@ -186,6 +186,7 @@ ALONE = {"n_gpus": "1", "tp": "1", "pp": "1", "dp": "1", "n_micro": "1", "step_t
         ("Hugging Face", "bf16, AdamW 8-bit", (2, 4, 6)),
         ("Hugging Face", "pure bf16, 8-bit Adam", (2, 2, 2)),
         ("nanotron", "bf16, bf16 states", (2, 4, 4)),
+        ("Megatron-Core", "bf16, bf16 moments", (2, 4, 6)),
     ],
 )
 def test_gradients_are_of_their_weights_type_where_states_are_halves(
