@@ -36,7 +36,7 @@ from minitrain.workloads.kernels import Kernel, KernelList, Matmul, MemoryPass, 
 from minitrain.workloads.pass_costs import MOVES_OF_NORM, MOVES_OF_RESIDUAL
 from minitrain.workloads.shapes import WHOLE, Degrees, Gemm, Projection, Work
 from minitrain.workloads.unit import Unit, has_second_norm
-from minitrain.workloads.unit_kernels import PERMUTATIONS, UNFUSED_ROUTER, pass_kernels, repeated_kernels
+from minitrain.workloads.unit_kernels import PERMUTATIONS, PROBABILITIES, UNFUSED_ROUTER, pass_kernels, repeated_kernels
 from minitrain.workloads.workload import Cost, PassMode, Recompute, Style, takes_again
 
 _LAUNCHES: Mapping[str, int] = {"route": 26, "combine": 4, "backward_combine": 3, "backward_route": 13}
@@ -224,7 +224,7 @@ def _fused(
     down = next(projection for projection in experts.projections if projection.name.endswith("down")).gemm(work)
     up = next(projection for projection in experts.projections if not projection.name.endswith("down")).gemm(work)
     made = up.batch * up.m * up.n if is_backward else down.batch * down.m * down.k
-    kept = [kernel for kernel in kernels if _name(kernel) != activation]
+    kept = [kernel for kernel in kernels if _name(kernel) not in (activation, PROBABILITIES)]
     casts = [kernel for kernel in kept if isinstance(kernel, MemoryPass) and kernel.name == "scaling"]
     left_out = [kernel for kernel in casts if kernel.num_elements == made][:1]
     return tuple(kernel for kernel in kept if all(kernel is not each for each in left_out))

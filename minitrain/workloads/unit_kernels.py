@@ -141,6 +141,12 @@ both halves, and their concatenation; two gradients, each with its mask, and the
 (`weighted_bias_quick_geglu_impl` of Megatron-Core's `core/fusions/fused_bias_geglu.py`, whose `chunk`, `clamp` and
 `cat` are outside what it compiles)."""
 
+PROBABILITIES, _PROBABILITIES_TENSORS = "gradient of probabilities", 3
+"""Pass that makes the gradient of experts' probabilities, which multiply the activation function's result, and the
+tensors of a gate's size that it reads: both halves and the gradient, whose products are summed along a row
+(`weighted_swiglu_back` of Megatron-Core's `core/fusions/fused_bias_swiglu.py`). `torch.compile` writes both
+halves' gradients by another kernel, of twice as many columns (`pointwise_cat` of `torch/_inductor/lowering.py`)."""
+
 _EXPERT_BIAS_TENSORS = (6, 8)
 """Tensors of the experts' results that adding the last bias times probabilities reads and writes: product, sum and
 concatenation; the products for the gradients of both factors and their sums, and a concatenation (`_apply_bias` of
@@ -580,6 +586,8 @@ class _Lister:
         for gemm in self._projections():
             if gemm.name.endswith("down"):
                 yield self._activation(gemm.batch * gemm.m * gemm.k, is_backward=is_backward)
+            if gemm.name == "experts.down" and is_backward and self.style.casts_apart and self.model.is_gated:
+                yield self._memory(PROBABILITIES, gemm.batch * gemm.m * gemm.k, _PROBABILITIES_TENSORS)
             if gemm.name == "experts.down" and self.model.mlp_bias:
                 tensors = _EXPERT_BIAS_TENSORS[is_backward]
                 yield self._memory("expert bias", gemm.batch * gemm.m * gemm.n, tensors)

@@ -285,7 +285,7 @@ def test_graphs_have_experts_too_where_their_tokens_are_padded() -> None:
 
 
 def test_graphs_of_whole_steps_have_what_lies_between_experts_multiplications_in_these() -> None:
-    """Activation function and one cast; of gpt-oss the clamps, and the last bias but for its gradient."""
+    """Activation function, sums for probabilities, one cast; of gpt-oss clamps, the last bias but for its gradient."""
     for name in ("deepseek-v3", "gpt-oss-120b"):
         model = replace(mt.models()[name], precision=replace(PRECISIONS["fp8"], scaling="mx"))
         unit = next(unit for unit in model.units() if unit.kind == "moe")
@@ -297,7 +297,8 @@ def test_graphs_of_whole_steps_have_what_lies_between_experts_multiplications_in
             )
             gone = Counter(k.name for k in apart if isinstance(k, MemoryPass))
             gone -= Counter(k.name for k in fused if isinstance(k, MemoryPass))
-            is_removed = {"expert bias": 1} if model.mlp_bias and typ == "forward" else {}
+            bias = {"expert bias": 1} if model.mlp_bias else {}
+            is_removed = bias if typ == "forward" else {"gradient of probabilities": 1}
             assert gone == {"swiglu": 1, "scaling": 1, **is_removed}
             assert [k for k in apart if isinstance(k, Matmul)] == [k for k in fused if isinstance(k, Matmul)]
 

@@ -441,6 +441,22 @@ def test_a_graph_has_kernels_of_each_expert_where_all_have_as_many_rows() -> Non
     assert padded.num_launches == ragged.num_launches == 1
 
 
+def test_gradients_of_probabilities_read_what_an_expert_made_again() -> None:
+    """Megatron-Core weighs what the activation function makes; a graph's fused kernels add the products up as well."""
+    model = mt.models()["qwen3-30b-a3b"]
+    precision = replace(model.precision, weight_datatype="float8", scaling="mx")
+    workload = TransformerWorkload(replace(model, precision=precision))
+    layer, mode = next(iter(workload.experts.layers)), ExpertPass(num_parts=8, num_copies=8 * 4096)
+    apart = Style(casts_apart=True)
+    read = {
+        (typ, style): traffic(workload.pass_kernels(typ, 1, layer, mode, style), "gradient of probabilities")
+        for typ in ("forward", "backward", "backward_input", "backward_weight")
+        for style in (apart, Style(), replace(apart, captures="whole", captures_experts=True))
+    }
+    found = {key: size for key, size in read.items() if size}
+    assert found == dict.fromkeys((("backward", apart), ("backward_input", apart)), 3 * 2 * 768 * 8 * 4096)
+
+
 def test_maxtext_repeats_sorts_and_weights_copies_of_tokens_and_rounds_weights_where_they_are_multiplied() -> None:
     tokens, hidden, xla = 2 * 512, 1024, Style(by_xla=True)
     model = replace(LLAMA, num_experts=8, experts_per_token=4, moe_layers=(0, 1))
