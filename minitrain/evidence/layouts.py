@@ -306,7 +306,7 @@ def _recompute(row: Row, framework: Framework, assumed: list[Assumption]) -> str
             f"recompute is {row.text('recompute')!r}: checkpoints of single operations are priced with torchtitan alone"
         )
     if found.facts.get("per_op"):
-        return "op"
+        return as_recompute("+".join(("op", *found.facts.get("modules", ()))))
     if found.is_guessed:
         assumed.append(Assumption(f"recompute: {row.text('recompute')}", "recompute", ("none", "selective", "full")))
     if says_only_checkpoints(row):

@@ -74,6 +74,7 @@ READ: list[tuple[str, str, dict[str, Any]]] = [
     ("attention", "not stated (Megatron of 2021) => unfused", {"attention": "unfused"}),
     ("attention", "not stated in the paper, of early days => unfused", {"attention": "unfused"}),
     ("recompute", "selective (per-op)", {"recompute": "selective", "per_op": True}),
+    ("recompute", "selective op but attention", {"recompute": "selective", "per_op": True, "modules": ("context",)}),
     ("recompute", "layernorm + moe_act", {"modules": ("layernorm", "moe_act")}),
     (
         "attention",
