@@ -259,9 +259,9 @@ class _CellReader:
                 self.is_guessed, self.says_nothing, place = True, False, place + 1
             else:
                 place += self._phrase(words, place, is_aside=depth > 0 or self.says_nothing)
+        remarks = self._remarks()
         if self.refused:
             raise ReadingError(self.refused[0])
-        remarks = self._remarks()
         is_empty = not self.facts and (not words or self._begins_not_stated(words))
         return Reading(MappingProxyType(self.facts), bool(self.facts), is_empty, self.is_guessed, remarks)
 
@@ -303,7 +303,7 @@ class _CellReader:
     def _remarks(self) -> tuple[str, ...]:
         """Return what was not read; refuse words that are misspelt, or that had to be known."""
         prose = self.column.prose
-        if not self.facts and not self.says_nothing:
+        if not self.facts and not self.refused and not self.says_nothing:
             prose = "words" if prose == "alone" else ""
         for word, is_aside in self.unknown:
             nearest, likeness = _nearest(word, self.column)
