@@ -48,12 +48,12 @@ from minitrain.view.bars import (
 from minitrain.view.explanation_panel import name_of_ranks
 from minitrain.view.layout import (
     FIGURE_STYLE,
-    GRID,
     MEMORY_HEIGHT,
     Drawing,
     Properties,
     View,
     as_figure,
+    axis,
     bar,
     changed,
     layout,
@@ -224,8 +224,8 @@ def drawn_bars(bars: Bars, view: View, journals: Journals = ()) -> Drawing:
     return Drawing([*totals, *kinds, *overlays, *drawn], arranged)
 
 
-def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Properties]:
-    """Return one bar trace a kind, over time in `unit` s, on rows 0 to num_ranks - 1 of `axis`."""
+def bar_traces(bars: Bars, view: View, unit: float, yaxis: str = "y") -> list[Properties]:
+    """Return one bar trace a kind, over time in `unit` s, on rows 0 to num_ranks - 1 of an axis."""
     numbers = np.where(_has_common_label(bars), NONE, bar_labels(bars))
     traces = []
     for kind, part, trace in _traces_of_kinds(bars, numbers, bars.num_lanes, unit):
@@ -234,7 +234,7 @@ def bar_traces(bars: Bars, view: View, unit: float, axis: str = "y") -> list[Pro
             "hovertext": hover_texts(part, view.bytes_per_element),
             "hoverinfo": "text",
             "marker": {"line": {"width": 0}, **_fill(kind)},
-            "yaxis": axis,
+            "yaxis": yaxis,
             "cliponaxis": True,
         }
         traces.append(trace | own)
@@ -306,17 +306,17 @@ def _fill(kind: Kind) -> dict[str, Any]:
     return {"color": kind.color} | ({"pattern": pattern} if kind.pattern else {})
 
 
-def path_trace(bars: Bars, center: Floats, unit: float, axis: str = "y") -> Properties:
+def path_trace(bars: Bars, center: Floats, unit: float, yaxis: str = "y") -> Properties:
     """Return the critical path as a line through its bars, hidden until it is switched on in the legend.
 
     Args:
         bars: the bars of the run, not merged.
         center: distance of the line from the row's middle on each lane, in rows.
         unit: unit of the time axis, s.
-        axis: the y axis with a row a rank.
+        yaxis: the axis with a row a rank.
     """
     time, row = path_points(bars, center)
-    return {**path_entry(), "x": time / unit, "y": row, "yaxis": axis}
+    return {**path_entry(), "x": time / unit, "y": row, "yaxis": yaxis}
 
 
 def path_entry() -> Properties:
@@ -442,22 +442,15 @@ def _legend_entry(kind: Kind) -> Properties:
     return bar(x=[None], y=[None], name=kind.name, legendgroup=kind.name, orientation="h", marker=_fill(kind))
 
 
-def _memory(place: int, run: _Run, unit: float, axis: str) -> Properties:
+def _memory(place: int, run: _Run, unit: float, memory_axis: str) -> Properties:
     """Return the memory of a run over time: at every moment, that of the rank that holds most."""
     line, step = run.bars.timeline, run.bars.step_end
     gib = run.view.bytes_per_element / GIB
     spans: Floats = highest_in_spans(line, step, _COMPARED_SPANS) if line.num_ranks else np.zeros((1, _COMPARED_SPANS))
     dash = _DASHES[place // len(_LINES) % len(_DASHES)]
-    return scatter(
-        x=np.linspace(0, step / unit, _COMPARED_SPANS, endpoint=False),
-        y=spans.max(axis=0) * gib,
-        name=run.name,
-        mode="lines",
-        line={"shape": "hv", "width": 1.8, "color": _LINES[place % len(_LINES)], "dash": dash},
-        hovertemplate=f"{run.name}<br>%{{y:.4g}} GiB at %{{x:.6g}}<extra></extra>",
-        legend="legend2",
-        yaxis=axis,
-    )
+    line_of_run = {"width": 1.8, "color": _LINES[place % len(_LINES)], "dash": dash}
+    time = np.linspace(0, step / unit, _COMPARED_SPANS, endpoint=False)
+    return _curve(run.name, time, spans.max(axis=0) * gib, line_of_run, yaxis=memory_axis)
 
 
 def _layout(runs: list[_Run], text: str, longest: float, unit_name: str, memory_axis: str) -> Properties:
@@ -471,13 +464,7 @@ def _layout(runs: list[_Run], text: str, longest: float, unit_name: str, memory_
         "annotations": [_caption(run) for run in runs],
         "legend": {"x": 1.01, "y": 1, "xanchor": "left", "yanchor": "top", "tracegroupgap": 0},
         "legend2": {"x": 1.01, "yanchor": "top", "xanchor": "left", "font": {"size": 11}},
-        memory_axis.replace("y", "yaxis"): {
-            "title": {"text": "memory (GiB),<br>highest rank", "standoff": 4},
-            "rangemode": "tozero",
-            "gridcolor": GRID,
-            "zeroline": False,
-            "fixedrange": True,
-        },
+        memory_axis.replace("y", "yaxis"): axis("memory (GiB),<br>highest rank", rangemode="tozero", fixedrange=True),
     }
     heights = [_small_height(run.bars.timeline.num_ranks, run.bars.num_lanes) for run in runs]
     for (key, run), height in zip(names.items(), heights, strict=True):
@@ -577,16 +564,16 @@ def _channels(color: str) -> list[int]:
 
 def _line(bars: Bars, ranks: Sequence[int], time: Floats, memory: Floats) -> Properties:
     """Return the curve of a rank, or of several with the same memory."""
-    name = name_of_ranks(ranks, bars.timeline.rank_names)
+    line = {"width": 1.6, "color": rank_color(ranks[0], bars.timeline.num_ranks)}
+    return _curve(name_of_ranks(ranks, bars.timeline.rank_names), time, memory, line)
+
+
+def _curve(name: str, time: Floats, memory: Floats, line: Properties, said: str = "", **more: Any) -> Properties:
+    """Return a curve of memory in GiB over time; what is said where the mouse is begins with its name by default."""
+    hover = f"{said or f'{name}<br>'}%{{y:.4g}} GiB at %{{x:.6g}}<extra></extra>"
+    place = {"legend": "legend2", "yaxis": "y2", **more}
     return scatter(
-        x=time,
-        y=memory,
-        name=name,
-        mode="lines",
-        line={"shape": "hv", "width": 1.6, "color": rank_color(ranks[0], bars.timeline.num_ranks)},
-        hovertemplate=f"{name}<br>%{{y:.4g}} GiB at %{{x:.6g}}<extra></extra>",
-        legend="legend2",
-        yaxis="y2",
+        x=time, y=memory, name=name, mode="lines", line={"shape": "hv", **line}, hovertemplate=hover, **place
     )
 
 
@@ -595,19 +582,10 @@ def _band(bars: Bars, gib: float, unit: float) -> list[Properties]:
     spans = highest_in_spans(bars.timeline, bars.step_end, _NUM_SPANS) * gib
     time = np.linspace(0, bars.step_end / unit, _NUM_SPANS, endpoint=False)
     top = int(np.argmax(spans.max(axis=1)))
-    common = {"x": time, "mode": "lines", "legend": "legend2", "yaxis": "y2"}
-    edge = {"shape": "hv", "width": 1, "color": "#4C86C6"}
-    hover = "%{y:.4g} GiB at %{x:.6g}<extra></extra>"
-    low = scatter(y=spans.min(axis=0), name="lowest rank", line=edge, hovertemplate="lowest " + hover, **common)
-    high = scatter(
-        y=spans.max(axis=0),
-        name="highest rank",
-        line=edge,
-        fill="tonexty",
-        fillcolor="rgba(76,134,198,0.25)",
-        hovertemplate="highest " + hover,
-        **common,
-    )
+    edge = {"width": 1, "color": "#4C86C6"}
+    fill = {"fill": "tonexty", "fillcolor": "rgba(76,134,198,0.25)"}
+    low = _curve("lowest rank", time, spans.min(axis=0), edge, "lowest ")
+    high = _curve("highest rank", time, spans.max(axis=0), edge, "highest ", **fill)
     peak = _line(bars, [top], time, spans[top])
     peak |= {"name": f"{peak['name']} (peak)", "line": {**peak["line"], "color": "#D55E00"}}
     return [low, high, peak]
@@ -669,20 +647,9 @@ def _rank_traces(bars: Bars, view: View, unit: float, journals: Journals, mark: 
     traces = []
     for name, curve in curves.items():
         time, memory = _thinned(curve, bars.step_end)
-        traces.append(
-            scatter(
-                x=time / unit,
-                y=memory * gib,
-                name=name,
-                mode="lines",
-                stackgroup=f"memory {mark.rank}",
-                line={"shape": "hv", "width": 0.5, "color": _KIND_COLORS[name]},
-                fillcolor=_KIND_COLORS[name],
-                hovertemplate=f"rank {mark.rank}, {name}<br>%{{y:.4g}} GiB at %{{x:.6g}}<extra></extra>",
-                legend="legend2",
-                yaxis="y2",
-            )
-        )
+        line, said = {"width": 0.5, "color": _KIND_COLORS[name]}, f"rank {mark.rank}, {name}<br>"
+        area = {"stackgroup": f"memory {mark.rank}", "fillcolor": _KIND_COLORS[name]}
+        traces.append(_curve(name, time / unit, memory * gib, line, said, **area))
     return [*traces, _mark(bars, view, unit, mark)]
 
 

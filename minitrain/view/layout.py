@@ -271,18 +271,13 @@ def title(view: View) -> dict[str, Any]:
 
 def time_axis(longest: float, unit_name: str, anchor: str) -> dict[str, Any]:
     """Return the common time axis, from 0 to `longest` in its unit."""
-    return {
-        "title": {"text": f"time ({unit_name})", "standoff": 6},
-        "range": (0, longest or 1),
-        "anchor": anchor,
-        "gridcolor": GRID,
-        "zeroline": False,
-        "showspikes": True,
-        "spikemode": "across",
-        "spikethickness": 1,
-        "spikedash": "dot",
-        "spikecolor": INK,
-    }
+    spike = {"spikemode": "across", "spikethickness": 1, "spikedash": "dot", "spikecolor": INK}
+    return axis(f"time ({unit_name})", 6, range=(0, longest or 1), anchor=anchor, showspikes=True, **spike)
+
+
+def axis(text: str, standoff: int = 4, **more: Any) -> dict[str, Any]:
+    """Return an axis with a title and a grid."""
+    return {"title": {"text": text, "standoff": standoff}, "gridcolor": GRID, "zeroline": False, **more}
 
 
 def _title_of_ranks(line: Timeline) -> str:
@@ -321,13 +316,7 @@ def rank_axis(line: Timeline, domain: tuple[float, float], height: float) -> dic
 def _memory_axis(peak_gib: float, view: View) -> dict[str, Any]:
     """Return the memory axis; it reaches to the device's capacity where the curves come near it."""
     top = max(peak_gib, _shown_capacity(view, peak_gib) or 0.0) * 1.08
-    return {
-        "title": {"text": "memory (GiB)", "standoff": 4},
-        "range": (0, top or 1),
-        "gridcolor": GRID,
-        "zeroline": False,
-        "fixedrange": True,
-    }
+    return axis("memory (GiB)", range=(0, top or 1), fixedrange=True)
 
 
 def _begin_of_step(line: Timeline, unit: float) -> list[dict[str, Any]]:
@@ -349,13 +338,8 @@ def _capacity(view: View, peak_gib: float) -> dict[str, Any]:
     if view.capacity_bytes is None:
         return {}
     text = f"device memory {view.capacity_bytes / GIB:.4g} GiB"
-    place = {
-        "xref": "x domain",
-        "x": 1,
-        "xanchor": "right",
-        "showarrow": False,
-        "font": {"size": 11, "color": "#D55E00"},
-    }
+    font = {"size": 11, "color": "#D55E00"}
+    place = {"xref": "x domain", "x": 1, "xanchor": "right", "showarrow": False, "font": font}
     shown = _shown_capacity(view, peak_gib)
     if shown is None:
         note = {**place, "text": f"{text} ↑", "yref": "y2 domain", "y": 1, "yanchor": "bottom"}

@@ -24,7 +24,7 @@ from rich.text import Text
 from minitrain.run.analysis.labels import duration, time_unit
 from minitrain.run.analysis.timeline import Timeline
 from minitrain.view.explanation_panel import section
-from minitrain.view.layout import FIGURE_STYLE, GRID, Drawing, Properties, View, as_figure, scatter
+from minitrain.view.layout import FIGURE_STYLE, Drawing, Properties, View, as_figure, axis, scatter
 from minitrain.view.notebook_figure import NotebookFigure
 from minitrain.view.page import html_table, run_picture, timeline_section, write_page, write_timelines
 from minitrain.view.run_folder import view_of
@@ -69,6 +69,7 @@ def _shapes(found: Any) -> Iterator[str]:
 _PANEL_BAR, _RECORDED = "#56B4E9", "#5A5F66"
 _LINES = dict(zip(PERCENTILES, ("#009E73", "#E69F00", "#D55E00"), strict=True))
 _MOST_ROWS = 8
+_TITLE = {"font": {"size": 15}, "x": 0, "xref": "paper"}
 
 
 def figure(found: Any) -> Any:
@@ -78,16 +79,18 @@ def figure(found: Any) -> Any:
 
 def _alone(found: Any) -> Drawing:
     """Draw how often each step time came."""
+    _, unit_name = time_unit(found.recorded_s)
     layout = {
         **FIGURE_STYLE,
-        **_axes(found, "", (0.0, 1.0)),
+        "xaxis": axis(f"step time ({unit_name})", 6),
+        "yaxis": axis("samples (%)", rangemode="tozero"),
         "height": 340,
         "margin": {"l": 64, "r": 24, "t": 84, "b": 52},
-        "title": {"text": title_of(found), "font": {"size": 15}, "x": 0, "xref": "paper", "pad": {"t": 10}},
+        "title": {**_TITLE, "text": title_of(found), "pad": {"t": 10}},
         # above the panel, where it hides no bar
         "legend": {"orientation": "h", "x": 0, "y": 1.0, "xanchor": "left", "yanchor": "bottom"},
     }
-    return Drawing(_traces(found, "", "legend"), layout)
+    return Drawing(_traces(found), layout)
 
 
 def title_of(found: Any) -> str:
@@ -136,11 +139,10 @@ def _table(carriers: Sequence[Any]) -> str:
     return html_table(rows, {})
 
 
-def _traces(found: Any, axes: str, legend: str) -> list[Properties]:
-    """Return the histogram and a line for the recorded step time and each percentile, on axes of one number."""
+def _traces(found: Any) -> list[Properties]:
+    """Return the histogram and a line for the recorded step time and each percentile."""
     unit, unit_name = time_unit(found.recorded_s)
     edges, counts = found.histogram()
-    place: dict[str, Any] = {"xaxis": f"x{axes}", "yaxis": f"y{axes}", "legend": legend}
     shares = 100 * counts / found.num_samples
     width = edges[1] - edges[0]
     middles = np.concatenate([[edges[0] - width / 2], (edges[:-1] + edges[1:]) / 2, [edges[-1] + width / 2]])
@@ -154,7 +156,6 @@ def _traces(found: Any, axes: str, legend: str) -> list[Properties]:
         fillcolor=_PANEL_BAR,
         hovertemplate=f"%{{y:.2f}} % of the samples at %{{x:.6g}} {unit_name}<extra></extra>",
         showlegend=False,
-        **place,
     )
     marks = {"recorded": (found.recorded_s, _RECORDED, "dot")}
     marks |= {f"P{percent}": (found.percentile(percent), _LINES[percent], "solid") for percent in PERCENTILES}
@@ -167,32 +168,10 @@ def _traces(found: Any, axes: str, legend: str) -> list[Properties]:
             mode="lines",
             line={"color": color, "width": 2, "dash": dash},
             hovertemplate=f"{name}: %{{x:.6g}} {unit_name}<extra></extra>",
-            **place,
         )
         for name, (seconds, color, dash) in marks.items()
     ]
     return [bars, *lines]
-
-
-def _axes(found: Any, number: str, domain: tuple[float, float]) -> dict[str, Any]:
-    """Return the axes of the distribution."""
-    _, unit_name = time_unit(found.recorded_s)
-    return {
-        f"xaxis{number}": {
-            "title": {"text": f"step time ({unit_name})", "standoff": 6},
-            "anchor": f"y{number}",
-            "gridcolor": GRID,
-            "zeroline": False,
-        },
-        f"yaxis{number}": {
-            "title": {"text": "samples (%)", "standoff": 4},
-            "domain": domain,
-            "anchor": f"x{number}",
-            "rangemode": "tozero",
-            "gridcolor": GRID,
-            "zeroline": False,
-        },
-    }
 
 
 _ROW, _MARGIN, _LEFT, _LETTER = 28, 132, 120, 7  # px
@@ -241,15 +220,10 @@ def tornado(strategy: str, step_time: float, change: float, bars: Sequence[Bar],
     layout = {
         **FIGURE_STYLE,
         "height": _MARGIN + _ROW * len(bars),
-        "title": {
-            "text": f"What the step time of {strategy} depends on",
-            "font": {"size": 15},
-            "x": 0,
-            "xref": "paper",
-        },
+        "title": {**_TITLE, "text": f"What the step time of {strategy} depends on"},
         "margin": {"l": max(_LEFT, _LETTER * max(map(len, names), default=0)), "r": 24, "t": 76, "b": 52},
         "legend": {"orientation": "h", "x": 0, "y": 1, "xanchor": "left", "yanchor": "bottom"},
-        "xaxis": {"title": {"text": f"step time ({unit_name})"}, "gridcolor": GRID, "zeroline": False},
+        "xaxis": axis(f"step time ({unit_name})"),
         "yaxis": {"autorange": "reversed", "showgrid": False},
     }
     return go.Figure(traces, layout)
