@@ -46,8 +46,7 @@ from minitrain.evidence.short_steps import ShortStep
 from minitrain.machine import load_config
 from minitrain.machine.kernel_device import rates_of
 from minitrain.machine.platforms import COMPONENTS, Platform, find_platform, platforms
-from minitrain.operations import PRICE, STREAM, STRIDE, TYP
-from minitrain.operations.event_log import COMPUTE
+from minitrain.operations import COMPUTE, PRICE, STREAM, STRIDE, TYP
 from minitrain.run.device_memory import DeviceMemory, device_memory_of
 from minitrain.run.parameters import AUTO
 from minitrain.run.result import Run

@@ -42,7 +42,7 @@ from minitrain.machine.cluster import Cluster
 from minitrain.machine.device_groups import Devices, Link
 from minitrain.machine.measured_layers import LayerTime, MeasuredLayers
 from minitrain.machine.platforms import Platform, find_platform
-from minitrain.operations.event_log import COMPUTE
+from minitrain.operations import COMPUTE
 from minitrain.run.parameters import RunParameters
 from minitrain.run.simulation import simulate
 from minitrain.workloads.architecture import PRECISIONS, Precision

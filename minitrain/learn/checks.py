@@ -412,31 +412,22 @@ def _budgets(replay: _Replay, run: Run) -> Results:
     results: Results = dict(_passed("communication", "time", "memory"))
     causes = [] if case.hidden else more_calls(run, budget.calls, replay.programs, replay.lines)
     num_calls = sum(calls_by_layer(run).values())
+
+    def exceeds(name: str, fault: str, most: str, got: str, cause: Sequence[str]) -> None:
+        message = f"{fault} than the budget"
+        results[name] = replay.failed(name, message, expected=f"at most {most}", got=got, cause=cause)
+
     if budget.most_calls is not None and num_calls > budget.most_calls:
-        results["communication"] = replay.failed(
-            "communication",
-            "the ranks communicate more often than the budget",
-            expected=f"at most {budget.most_calls} messages and calls of collectives, over all ranks",
-            got=str(num_calls),
-            cause=causes,
-        )
+        most = f"{budget.most_calls} messages and calls of collectives, over all ranks"
+        exceeds("communication", "the ranks communicate more often", most, str(num_calls), causes)
     elif sum(moved.values()) > budget.communication_bytes * (1 + 1e-9) + num_calls:  # each is of whole bytes
-        results["communication"] = replay.failed(
-            "communication",
-            "the ranks communicate more than the budget",
-            expected=f"at most {_by_kind(_scaled(budget))}",
-            got=_by_kind(moved),
-            cause=causes,
-        )
+        most = _by_kind(_scaled(budget))
+        exceeds("communication", "the ranks communicate more", most, _by_kind(moved), causes)
     clock = last_clock(run)
     if clock > budget.step_time_s:
-        results["time"] = replay.failed(
-            "time",
-            "the step takes longer than the budget",
-            expected=f"at most {budget.step_time_s * 1e3:.3f} ms",
-            got=f"{clock * 1e3:.3f} ms",
-            cause=[] if case.hidden else [*causes, *longer_parts(run, budget.path, replay.line_of)],
-        )
+        longer = [] if case.hidden else [*causes, *longer_parts(run, budget.path, replay.line_of)]
+        most = f"{budget.step_time_s * 1e3:.3f} ms"
+        exceeds("time", "the step takes longer", most, f"{clock * 1e3:.3f} ms", longer)
     excess = excess_of(run, replay.meter.held(run), budget)
     if excess is not None:
         results["memory"] = _too_much(replay, excess)

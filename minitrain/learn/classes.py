@@ -498,9 +498,9 @@ def _best_rows(rows: Sequence[Row]) -> dict[str, dict[str, Row]]:
 
 def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     """Return cells of HTML as a table."""
-    head = "".join(f"<th>{html.escape(each)}</th>" for each in heads)
-    body = "".join(f"<tr>{''.join(c if c[:3] == '<td' else f'<td>{c}</td>' for c in cells)}</tr>" for cells in lines)
-    return f'<div class="wide"><table class="class"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    from minitrain.view.explanation_panel import table  # noqa: PLC0415  (only where a page is wanted)
+
+    return f'<div class="wide">{table("class", list(map(html.escape, heads)), lines)}</div>'
 
 
 def _mark(row: Row | None, page: Path) -> str:

@@ -197,24 +197,17 @@ def _named(event: Event | None) -> str:
 
 def _marks(runs: Mapping[str, Run]) -> dict[str, Sequence[Mapping[str, Any]]]:
     """Return frames around the first operation that differs, in each run that has one."""
+    from minitrain.view.page import frame  # noqa: PLC0415  (only where a page is wanted)
+
     found = _first_difference(*runs.values()) if len(runs) > 1 else None
     if found is None:
         return {}
     rank, *events = found
-    pairs = zip(runs, events, strict=True)
-    return {name: [_frame(rank, event, name)] for name, event in pairs if event is not None}
-
-
-def _frame(rank: int, event: Event, name: str) -> Mapping[str, Any]:
-    """Return a frame around an operation."""
-    text = f"the first operation that differs; {name.lower()}: {_named(event)}"
+    said = "the first operation that differs; "
     return {
-        "name": "1",
-        "rank": rank,
-        "start": event.time,
-        "end": event.time + event.duration,
-        "color": _COLOR,
-        "text": text,
+        name: [frame("1", rank, event.time, event.end, _COLOR, f"{said}{name.lower()}: {_named(event)}")]
+        for name, event in zip(runs, events, strict=True)
+        if event is not None
     }
 
 

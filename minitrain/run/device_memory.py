@@ -59,6 +59,7 @@ from minitrain.operations import (
     RECV,
     SAMPLES,
     SEND,
+    STORE_NAMES,
     STREAM,
     STRIDE,
     TYP,
@@ -358,15 +359,8 @@ def communication_of(model: Any) -> Communication:
     )
 
 
-_KIND_OF_STORE: Mapping[str, str] = {
-    "weights": "weights",
-    "grad_weights": "gradients",
-    "opt_states": "optimizer",
-    "activations": "activations",
-    "grad_activations": "activations",
-    "logits": "logits",
-    "in_flight": "buffers",
-}
+_ALIKE = {"opt_states": "optimizer", "grad_activations": "activations", "in_flight": "buffers"}
+_KIND_OF_STORE: Mapping[str, str] = {**STORE_NAMES, **_ALIKE}
 
 
 def kinds_of_journals(journals: Sequence[Sequence[MemoryChange]], bytes_per_element: int) -> dict[str, float]:

@@ -20,6 +20,7 @@ from minitrain.files import write_text
 from minitrain.run.figures import TABLES, Column
 from minitrain.run.parameters import command_of
 from minitrain.search.sweeps.batches import Row, flat, succeeded
+from minitrain.view.explanation_panel import table
 from minitrain.view.timeline import timeline_script
 
 _OF_SWEEPS = TABLES["page of a sweep"]
@@ -205,11 +206,8 @@ def figures_of(row: Row) -> dict[str, float | None]:
 
 def html_of_rows(rows: Sequence[Row], names: Sequence[str]) -> str:
     """Return rows as an HTML table: the strategy, some parameters, and the figures."""
-    columns = ["strategy", *names, *(column.head for column in _OF_SWEEPS)]
-    head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
-    body = ""
+    columns, lines = ["strategy", *names, *(column.head for column in _OF_SWEEPS)], []
     for row in rows:
         cells = {**row, **{name: "-" if value is None else f"{value:.4g}" for name, value in figures_of(row).items()}}
-        texts = ("-" if cells.get(column) is None else str(cells[column]) for column in columns)
-        body += f"<tr>{''.join(f'<td>{html.escape(text)}</td>' for text in texts)}</tr>\n"
-    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>\n" if rows else ""
+        lines.append([html.escape("-" if cells.get(name) is None else str(cells[name])) for name in columns])
+    return table("rows", list(map(html.escape, columns)), lines) if rows else ""

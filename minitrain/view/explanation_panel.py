@@ -245,9 +245,10 @@ def _path(explained: Explanation, step: float) -> str:
 
 
 def table(kind: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return an HTML table of texts that are HTML already, with a class for its style."""
+    """Return an HTML table of texts that are HTML already, or whole cells, with a class for its style."""
     heads = "".join(f"<th>{name}</th>" for name in head)
-    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>\n" for row in rows)
+    cells = ((cell if cell.startswith("<td") else f"<td>{cell}</td>" for cell in row) for row in rows)
+    body = "".join(f"<tr>{''.join(row)}</tr>\n" for row in cells)
     return f'<table class="{kind}"><thead><tr>{heads}</tr></thead>\n<tbody>{body}</tbody></table>\n'
 
 

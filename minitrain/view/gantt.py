@@ -17,10 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from minitrain.operations import COMMUNICATIONS
+from minitrain.operations import COMMUNICATIONS, STORE_NAMES
 from minitrain.run.analysis.labels import GIB, duration, time_unit
 from minitrain.run.analysis.memory_over_time import (
-    STORE_NAMES,
     Curve,
     HighWater,
     Journals,

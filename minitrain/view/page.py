@@ -187,6 +187,11 @@ def run_picture(
     return {"name": name, "facts": facts, "data": timeline_data(bars, view, explained, journals), "marks": marks}
 
 
+def frame(name: str, rank: int, start: float, end: float, color: str, text: str) -> dict[str, Any]:
+    """Return a frame around an operation, for `run_picture`; frames of one name belong together."""
+    return {"name": name, "rank": rank, "start": start, "end": end, "color": color, "text": text}
+
+
 def _time_of_runs(traces: Mapping[str, Trace], views: Mapping[str, View], links: Mapping[str, str]) -> str:
     """Return a bar a run: the mean of its ranks' time in each use, on one scale."""
     lines = []

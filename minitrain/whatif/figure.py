@@ -26,7 +26,7 @@ from minitrain.run.analysis.timeline import Timeline
 from minitrain.view.explanation_panel import section
 from minitrain.view.layout import FIGURE_STYLE, Drawing, Properties, View, as_figure, axis, scatter
 from minitrain.view.notebook_figure import NotebookFigure
-from minitrain.view.page import html_table, run_picture, timeline_section, write_page, write_timelines
+from minitrain.view.page import frame, html_table, run_picture, timeline_section, write_page, write_timelines
 from minitrain.view.run_folder import view_of
 from minitrain.view.tables import filled_table
 from minitrain.whatif.noise import PERCENTILES
@@ -290,17 +290,12 @@ def _largest(gap: Any) -> list[int]:
 
 def _marks(gap: Any, lines: tuple[Timeline, Timeline], line: Timeline) -> list[dict[str, Any]]:
     """Return frames around the operations with the largest parts in one of the runs; a number joins those of both."""
-    return [
-        {
-            "name": str(number),
-            "rank": int(line.rank[event]),
-            "start": float(line.time[event]),
-            "end": float(line.end[event]),
-            "color": _SLOWER if gap.share_by_event[event] > 0 else _FASTER,
-            "text": _said(gap, lines, event),
-        }
-        for number, event in enumerate(_largest(gap), 1)
-    ]
+    found = []
+    for number, event in enumerate(_largest(gap), 1):
+        color = _SLOWER if gap.share_by_event[event] > 0 else _FASTER
+        place = int(line.rank[event]), float(line.time[event]), float(line.end[event])
+        found.append(frame(str(number), *place, color, _said(gap, lines, event)))
+    return found
 
 
 def _said(gap: Any, lines: tuple[Timeline, Timeline], event: int) -> str:

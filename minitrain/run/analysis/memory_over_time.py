@@ -14,23 +14,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from minitrain.operations import MemoryChange
+from minitrain.operations import STORE_NAMES, MemoryChange
 from minitrain.run.analysis.labels import duration, size
 from minitrain.run.analysis.timeline import NO_LAYER, NONE, Floats, Ints, Timeline
 from minitrain.tensors.index_sets import ranges
 
 Journals = Sequence[Sequence[MemoryChange]]
-
-STORE_NAMES = {
-    "weights": "weights",
-    "opt_states": "optimizer state",
-    "grad_weights": "gradients",
-    "activations": "activations",
-    "logits": "logits",
-    "grad_activations": "activation gradients",
-    "in_flight": "in flight",
-}
-"""Name of each store in words, in the order in which they are stacked."""
 
 
 class Curve(NamedTuple):
