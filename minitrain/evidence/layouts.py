@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from minitrain.evidence.columns import Assumption, columns, is_about, is_not_stated
 from minitrain.evidence.rows import (
@@ -140,17 +140,15 @@ def degrees_of(row: Row) -> tuple[int, int, int, int, int]:
 
 
 def _one_microbatch(row: Row, framework: Framework, pp: int, assumed: list[Assumption]) -> float:
-    """Return one microbatch without stages: JAX's frameworks add up gradients of no more where they are not told to.
+    """Return one microbatch without stages, of frameworks that add up gradients of no more where they are not told to.
 
     Of others for tokens a second alone, which more microbatches hardly change.
-
-    Source: `gradient_accumulation_steps: 1` of MaxText's `configs/base.yml`; Levanter's `per_device_parallelism = -1`.
 
     Raises:
         LackingError: it has stages, or a step's time alone.
     """
     has_time_alone = row.text("step_time_s") or not row.text("tokens_per_s_per_gpu")
-    if pp > 1 or (has_time_alone and framework.name != "JAX"):
+    if pp > 1 or (has_time_alone and not framework.adds_up_once):
         raise LackingError("neither gbs nor n_micro is stated, so that microbatches are unknown")
     assumed.append(Assumption("neither gbs nor n_micro stated: one microbatch", "n_micro", ("4",)))
     return 1.0
@@ -159,7 +157,7 @@ def _one_microbatch(row: Row, framework: Framework, pp: int, assumed: list[Assum
 def adds_up_once(row: Row, framework: Framework) -> bool:
     """Return whether a row leaves its microbatches to a framework that makes one of a batch."""
     unsaid = row.text("mbs") != QUICKEST and row.number("mbs") is None and row.number("n_micro") is None
-    return unsaid and framework.name == "JAX" and row.number("gbs") is not None
+    return unsaid and framework.adds_up_once and row.number("gbs") is not None
 
 
 _PER_DEVICE = re.compile(r"per[ _](gpu|device|chip)")
@@ -168,14 +166,15 @@ _PER_DEVICE = re.compile(r"per[ _](gpu|device|chip)")
 def _samples(row: Row, framework: Framework, dp: int) -> float | None:
     """Return the samples of a microbatch of a replica, where a row says them.
 
-    MaxText's `per_device_batch_size` counts what JAX calls devices: the chips of a TPU, but the cores of a TPU7x.
+    What JAX calls devices are the chips of a TPU, but the cores of a TPU7x.
 
     Raises:
         LackingError: it says those of a device, where several share a sample.
     """
     size, num_ranks = row.number("mbs"), row.count("n_gpus")
-    if size and framework.name == "JAX" and "per_device_batch_size" in row.text("mbs"):
-        return size * num_ranks / dp * (2 if device_of(row) == "tpu_v7x" else 1)
+    if size and framework.size_of_device and framework.size_of_device in row.text("mbs"):
+        num_devices = cast("float", load_config(device_of(row)).sheet.features.get("devices", 1))
+        return size * num_ranks / dp * num_devices
     if size and _PER_DEVICE.search(row.text("mbs").lower()) and num_ranks != dp:
         raise LackingError(f"mbs is {row.text('mbs')!r}, where ranks share samples; write those of a replica")
     return size

@@ -265,6 +265,8 @@ class Framework:
             forward runs beside a backward, each computing while the other's tokens travel.
         is_compiled: whether its platform stands for what `torch.compile` makes of it.
         repeats_keys: whether, with fewer heads of keys than parts of a layer, parts have the same ones.
+        adds_up_once: whether a batch is one microbatch where the row does not say.
+        size_of_device: what its configs call the samples of a device; "" where its rows have those of a replica.
         habits: what its platforms have otherwise than their own values, by its code.
     """
 
@@ -286,6 +288,8 @@ class Framework:
     pairs_passes: bool = False
     is_compiled: bool = False
     repeats_keys: bool = False
+    adds_up_once: bool = False
+    size_of_device: str = ""
     habits: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def is_named(self, names: Set[str]) -> bool:
