@@ -411,6 +411,8 @@ def _phi3(config: ConfigReader) -> Fields:
     """Read Phi 3 and 4, which make queries, keys and values in one multiplication, and gate and up."""
     dropout = config.probability("resid_pdrop", 0.0)
     config.only("embd_pdrop", dropout, dropout)
+    for bias in ("attention_bias", "mlp_bias", "lm_head_bias"):
+        config.only(bias, False, False)
     return {
         **like_llama(config),
         "num_kv_heads": config.optional_count("num_key_value_heads"),
