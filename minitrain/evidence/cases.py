@@ -40,6 +40,7 @@ from minitrain.evidence.rows import (
     machine_of,
     model_of,
     require_known,
+    with_sizes,
 )
 from minitrain.evidence.shares import workload_of
 from minitrain.evidence.short_steps import ShortStep
@@ -61,7 +62,6 @@ from minitrain.workloads.workload import Workload
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
-
 
 _GIB = 2.0**30
 _MEASURED = re.compile(r"(?:(?:ok|measured|published|verified)(?:[ ,;:]+\(?(.*?)\)?)?)?", re.IGNORECASE)  # a status
@@ -142,7 +142,7 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
     status = _MEASURED.fullmatch(row.text("status"))
     if status is None or _DOUBTED.search(status.group(1) or ""):
         raise LackingError(f"its status is {row.text('status')!r}, so that its figures are not those of a step")
-    unread = require_known(row)
+    unread, row = require_known(row), with_sizes(row)
     if status.group(1):
         unread = (*unread, f'status has "{status.group(1):.60}": not read')
     framework = framework_of(row)
@@ -768,7 +768,7 @@ def _tried(
     for chosen in product(*left_open.values()):
         cells = dict(zip(left_open, chosen, strict=True))
         try:
-            case = case_of(Row(row.table, {**row.values, **cells}, row.line), platform)
+            case = case_of(replace(row, values={**row.values, **cells}), platform)
             found = predict(case, without)
         except (LackingError, MinitrainError) as error:
             reasons.append(str(error))

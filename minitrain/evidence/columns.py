@@ -25,7 +25,10 @@ from difflib import SequenceMatcher
 from functools import cache, lru_cache
 from importlib import resources
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from minitrain.workloads.transformer import Transformer
 
 _NUMBER = r"(\d+(?:\.\d+)?)"
 _TOKEN = re.compile(r"=>|→|[()\[\]]|[^\s,;:/+&|@\"'()\[\]]+")
@@ -364,6 +367,8 @@ def read_number(name: str, text: str) -> tuple[float | None, str]:
         ((4096.0, ''), (None, ''), (4.0, '(each)'))
         >>> read_number("seq_len", "8k"), read_number("n_gpus", "1,024 GPUs")
         ((8192.0, ''), (1024.0, ''))
+        >>> read_number("tokens_per_s_per_gpu", "7,400 tokens/s/GPU")
+        (7400.0, '')
         >>> read_number("vpp", "not stated => assumed 2"), read_number("vocab", "not stated (~50k)")
         ((2.0, 'not stated => assumed 2'), (50000.0, 'not stated (~50k)'))
         >>> read_number("n_micro", "GA 16"), read_number("mbs", "per_device_batch_size=4")
@@ -399,7 +404,7 @@ def read_number(name: str, text: str) -> tuple[float | None, str]:
 def _without_units(column: Column, rest: str) -> tuple[str, float]:
     """Return what stands behind a number and its units, and how many of the column's own that unit is."""
     scale = 1.0
-    while unit := re.match(r"[a-z]\w*|%", rest.lower()):
+    while unit := re.match(r"/?[a-z]\w*|%", rest.lower()):
         if unit.group() not in column.units:
             break
         scale, rest = scale * column.units[unit.group()], rest[unit.end() :].strip()
@@ -450,6 +455,26 @@ def unknown_columns(names: Sequence[str], known: Collection[str] | None = None) 
         else:
             unread.append(name)
     return faults, unread
+
+
+def cells_of_model(model: Transformer) -> dict[str, str]:
+    """Return what stands in the columns of a model's sizes."""
+    sizes = {
+        "n_layers": model.num_layers,
+        "hidden": model.hidden_size,
+        "ffn": model.ffn_hidden_size,
+        "n_heads": model.num_heads,
+        "n_kv_heads": model.num_kv_heads,
+        "head_dim": model.head_dim,
+        "vocab": model.vocab_size,
+        "mlp": model.mlp,
+        "tied_emb": model.tied_embeddings,
+        "n_experts": model.num_experts,
+        "n_shared_experts": model.num_shared_experts,
+        "n_dense_layers": model.num_layers - len(model.moe_layers),
+        "mtp_layers": model.prediction_layers,
+    }
+    return {column: str(size) for column, size in sizes.items()}
 
 
 def described() -> str:

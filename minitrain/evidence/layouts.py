@@ -637,7 +637,7 @@ def _of_kernels(row: Row, framework: Framework, model: Transformer, system: Syst
     if not row.words("framework").is_stated:
         yield Assumption("framework not stated: components alone", "framework", ("Megatron-Core", "PyTorch FSDP"))
     yield from _of_precision(row, model)
-    if model.qk_norm != "none" and named_model(row) is None:
+    if model.qk_norm != "none" and row.model is None and named_model(row) is None:
         yield Assumption("norms of queries and keys, by the model's name")
     found = row.words("attention")
     if not found.is_stated or found.is_guessed:

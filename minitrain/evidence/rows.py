@@ -34,6 +34,7 @@ from minitrain.errors import MinitrainError, UsageError
 from minitrain.evidence.columns import (
     Reading,
     ReadingError,
+    cells_of_model,
     columns,
     is_about,
     read_number,
@@ -47,7 +48,7 @@ from minitrain.machine.device_groups import clock_share
 from minitrain.machine.kernel_device import rates_of
 from minitrain.machine.platforms import COMPONENTS, Platform, frameworks, platform_of_framework
 from minitrain.workloads.architecture import PRECISIONS, Precision
-from minitrain.workloads.transformer import Transformer, models
+from minitrain.workloads.transformer import Transformer, find_model, models
 
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
@@ -68,11 +69,13 @@ class Row:
         table: what the table is called.
         values: text by column.
         line: its line in the file, from 2.
+        model: what it trains, where its name alone tells the sizes.
     """
 
     table: str
     values: Mapping[str, str]
     line: int
+    model: Transformer | None = None
 
     @property
     def row_id(self) -> str:
@@ -345,6 +348,24 @@ def compiles_silently(row: Row) -> bool:
     return is_silent and "weights" in row.words("precision").facts
 
 
+def with_sizes(row: Row) -> Row:
+    """Return a row that states no size with those of the model that it names: a shipped one, or a config.json.
+
+    Raises:
+        LackingError: there is no such model.
+    """
+    sizes = ("n_layers", "hidden", "ffn", "n_heads", "n_kv_heads", "head_dim", "vocab", "mlp", "n_experts")
+    if any(row.text(column) for column in sizes) or not row.text("model"):
+        return row
+    name = next((name for name in models() if _letters(name) == _letters(row.text("model"))), row.text("model"))
+    try:
+        model = find_model(name)
+    except UsageError as error:
+        raise LackingError(f"it states no size, such as n_layers, and of its model {error}") from error
+    stated = {column: text for column, text in row.values.items() if text.strip()}
+    return replace(row, values=cells_of_model(model) | stated, model=model)
+
+
 _VOCABULARY_MULTIPLE = 128  # Megatron-LM pads to a multiple of this times tp; others have vocabularies that divide
 
 
@@ -359,15 +380,21 @@ def model_of(row: Row, framework: Framework, tp: int = 1) -> Transformer:
     Raises:
         LackingError: a size is missing, or sizes contradict one another.
     """
-    fields = {**_sizes(row, framework, tp), **_kind(row), **_experts(row), **_of_named(row), **_window(row)}
+    sizes = _sizes(row, framework, tp)
+    if row.model is None:
+        of_model = {**sizes, **_kind(row), **_experts(row), **_of_named(row), **_window(row)}
+    else:
+        of_model = {**{each.name: getattr(row.model, each.name) for each in fields(row.model)}, **sizes, **_window(row)}
     if "tied" in row.words("tied_emb").facts:
-        fields["tied_embeddings"] = row.words("tied_emb").facts["tied"]
-    fields["prediction_layers"] = int(row.number("mtp_layers") or 0)
-    fields["attention"] = _attention(row, framework)
-    is_gpt = (fields["mlp"] == "gelu" or fields.get("positions") == "learned") and fields.get("bias", True)
-    fields["dropout"] = framework.dropout if is_gpt else 0.0
+        of_model["tied_embeddings"] = row.words("tied_emb").facts["tied"]
+    of_model["prediction_layers"] = int(row.number("mtp_layers") or 0)
+    of_model["attention"] = _attention(row, framework)
+    is_gpt = (of_model["mlp"] == "gelu" or of_model.get("positions") == "learned") and of_model.get("bias", True)
+    of_model["dropout"] = framework.dropout if is_gpt else 0.0
     try:
-        return Transformer(name=row.text("model") or "custom", precision=_precision(row, framework), **fields)
+        return Transformer(
+            **{**of_model, "name": row.text("model") or "custom", "precision": _precision(row, framework)}
+        )
     except UsageError as error:
         raise LackingError(f"its sizes are no transformer's: {error}") from error
 

@@ -411,7 +411,7 @@ NO_NUMBERS = {
     "n_micro": "six,6.5,0",
     "gbs": "48 smaples,48k,0,1e999",
     "step_time_s": "1500 msec,1.5 sceonds,0,-1,nan,1e999",
-    "tokens_per_s_per_gpu": "7.4k,7400 tok/s,0",
+    "tokens_per_s_per_gpu": "7.4k,7400 tk/s,0",
     "update_s_per_billion": "0.2 ms,quick,0,-1",
     "host_us": "30 ms,thirty,0,-1",
     "mem_gib": "20 GX,20 KiB,twenty,0,-3",

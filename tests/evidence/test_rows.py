@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from minitrain.machine.price import Pricing
 from minitrain.workloads.kernels import Matmul
 from minitrain.workloads.transformer_workload import find_workload
 
+PUBLISHED = json.loads((Path(__file__).parents[1] / "workloads" / "hugging_face.json").read_text())["published"]
+GEMMA = next(each["config"] for each in PUBLISHED if each["name"] == "gemma-3-27b")
 USUAL = {
     "row_id": "x-1",
     "gpu": "A100-SXM-80GB",
@@ -84,6 +87,27 @@ LACKING = [
     ({"pp": "1", "dp": "8", "tp": "2", "cp": "2"}, "is not n_gpus"),
     ({"hidden": "1000"}, "sizes are no transformer's"),
 ]
+
+
+SILENT = dict.fromkeys(("n_layers", "hidden", "n_heads", "vocab", "mlp"), "")
+
+
+@pytest.mark.parametrize("name", ["Llama-3-8B", "qwen2.5-7b", "mixtral-8x7b", "deepseek-v2", "gpt-oss-20b", "config"])
+def test_a_row_without_sizes_trains_the_model_that_it_names(name: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**GEMMA, "num_hidden_layers": 12}))
+    shipped = mt.models() | {"config": mt.Transformer.from_hf(config)}
+    expected = shipped["llama3-8b" if name == "Llama-3-8B" else name]
+    found = case(model=name.replace("config", str(config)), **SILENT).model
+    of_row = {each: getattr(found, each) for each in ("name", "precision", "attention", "dropout", "seq_len")}
+    assert found.seq_len == 1024
+    assert found.vocab_size - expected.vocab_size in range(256)
+    assert found == replace(expected, vocab_size=found.vocab_size, **of_row)
+
+
+def test_a_row_without_sizes_says_which_model_is_meant() -> None:
+    with pytest.raises(LackingError, match=r'states no size, .* no model "lama3-8b"; did you mean "llama3-8b"'):
+        case(model="lama3-8b", **SILENT)
 
 
 @pytest.mark.parametrize(("changes", "reason"), LACKING, ids=str)
