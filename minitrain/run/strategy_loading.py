@@ -73,6 +73,11 @@ def fresh_module(path: Path) -> ModuleType:
     return module
 
 
+def strategy_packages() -> list[ModuleType]:
+    """Return the packages of all strategies' files that were loaded."""
+    return [module for name, module in list(sys.modules.items()) if name.startswith(_PREFIX) and "." not in name]
+
+
 def why_not_imported(error: BaseException, path: Path) -> str:
     """Return in words that an import found a module of Python's, where that may be why loading a file failed.
 

@@ -37,6 +37,7 @@ import cloudpickle  # type: ignore[import-untyped]
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented
 
 from minitrain.errors import TrainingError
+from minitrain.run.strategy_loading import strategy_packages
 from minitrain.training.program import RankProgram
 from minitrain.training.worker import Doing, Task
 
@@ -281,6 +282,10 @@ class _Ranks:
         while process.status is None and not self._is_over and (left_s := end - monotonic()) > 0:
             wait([self._news], timeout=left_s)
             self.take_news()
+        if process.status is None and self._is_over:
+            return (
+                "ended with the process that forks ranks, which was killed (by the system itself where memory is full)"
+            )
         if process.status is None:
             return "has closed its connection to this process"
         if (code := os.waitstatus_to_exitcode(process.status)) == -signal.SIGKILL:
@@ -322,8 +327,15 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # which has no types
 
 
 def _pickled(task: Task) -> bytes:
-    buffer = io.BytesIO()
-    _Pickler(buffer).dump(task)
+    """Return a task as bytes: of a strategy's file and those beside it by value, since ranks have no such modules."""
+    buffer, packages = io.BytesIO(), strategy_packages()
+    for package in packages:
+        cloudpickle.register_pickle_by_value(package)
+    try:
+        _Pickler(buffer).dump(task)
+    finally:
+        for package in packages:
+            cloudpickle.unregister_pickle_by_value(package)
     return buffer.getvalue()
 
 

@@ -322,6 +322,14 @@ def test_the_command_prints_losses_and_figures(tmp_path: Path, monkeypatch: pyte
     )
 
 
+def test_the_command_trains_by_a_file_that_imports_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("from strategies.ddp import ddp\n\n\nclass Sizes:\n    steps = 2\n")
+    mine = "import beside\nfrom beside import Sizes\n\n\nasync def mine(model):\n    assert Sizes.steps == 2\n"
+    (tmp_path / "mine.py").write_text(f"{mine}    return await beside.ddp(model)\n")
+    said = _said(["train", str(tmp_path / "mine.py"), "--world-size", "2", "--steps", "2", "--json"])
+    assert json.loads(said)["losses"] == list(mt.train("ddp", world_size=2, steps=2).losses)
+
+
 def _said(command: list[str]) -> str:
     """Return what a command prints in this process, which has torch already."""
     done = CliRunner().invoke(app, command)

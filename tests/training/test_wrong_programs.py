@@ -65,6 +65,7 @@ SLOW = pytest.mark.slow  # another way to the same end is tried beside it
     ("name", "error", "message"),
     [
         ("killed", mt.TrainingError, "rank 1 was killed by SIGKILL"),
+        ("forker_killed", mt.TrainingError, "ended with the process that forks ranks, which was killed"),
         pytest.param("aborts", mt.TrainingError, "rank 1 was killed by SIGABRT", marks=SLOW),
         pytest.param("reads_nowhere", mt.TrainingError, "rank 1 was killed by SIGSEGV", marks=SLOW),
         pytest.param(

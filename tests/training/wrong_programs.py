@@ -51,6 +51,11 @@ def _kill(model: Model) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _kill_forker(model: Model) -> None:
+    if is_real(model):
+        os.kill(os.getppid(), signal.SIGKILL)
+
+
 def _stop(model: Model) -> None:
     if is_real(model):
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -89,6 +94,11 @@ def _print(model: Model) -> None:
 
 async def killed(model: Model) -> Model:
     return await ddp(model, _kill)
+
+
+async def forker_killed(model: Model) -> Model:
+    """Rank 1 kills the process that forks ranks."""
+    return await ddp(model, _kill_forker)
 
 
 async def stops(model: Model) -> Model:
