@@ -171,7 +171,8 @@ def _axes_apart(values: Mapping[str, str]) -> Mapping[str, str]:
         name = axis.split("_")[0].split("-")[0].split(" ")[0]
         sizes[name] = -1 if -1 in (int(size), sizes.get(name)) else sizes.get(name, 1) * int(size)
     own = {column: str(sizes[axis]) for axis, column in _COLUMN_OF_AXIS.items() if sizes.get(axis, 1) != 1}
-    if not sizes or "-1" in own.values() or any(_says_other(values, *each) for each in own.items()):
+    says_other = any(re.findall(r"\d+", values.get(name) or "") not in ([], [size]) for name, size in own.items())
+    if not sizes or "-1" in own.values() or says_other:
         return values
     num_chips = re.sub(r"\D.*", "", (values.get("n_gpus") or "").replace(",", "")) or "0"
     counts_cores = re.search(r"\b(?:tpu ?)?v?7x?\b|ironwood", (values.get("gpu") or "").lower()) is not None
@@ -193,12 +194,6 @@ def _shared_apart(values: Mapping[str, str]) -> Mapping[str, str]:
     if found is None or values.get("n_shared_experts"):
         return values
     return {**values, "n_experts": found[1], "n_shared_experts": found[2]}
-
-
-def _says_other(values: Mapping[str, str], name: str, size: str) -> bool:
-    """Return whether a column says another number than this."""
-    said = re.findall(r"\d+", values.get(name) or "")
-    return said not in ([], [size])
 
 
 def _multiplied(values: Mapping[str, str]) -> Mapping[str, str]:
