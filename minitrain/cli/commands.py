@@ -34,6 +34,7 @@ from minitrain.cli.output import (
 )
 from minitrain.errors import UsageError, message_of, text_of
 from minitrain.learn.explorer.notebook import require_server
+from minitrain.run.analysis.labels import in_letters
 from minitrain.run.figures import TABLES, FiguresOf
 from minitrain.run.parameters import MODEL, OF_TRANSFORMER, OUTPUT
 from minitrain.run.result import Run
@@ -99,17 +100,9 @@ def _print(found: Mapping[str, Comparison], tokens: float) -> None:
     print_table(_table(runs, tokens))
     of_machines = {name: network_and_prices(run).removeprefix(", ") for name, run in runs.items() if run is not None}
     print_lines([f"{name}: {words}" for name, words in of_machines.items() if words])
-    print_lines([f"the quickest strategy that fits each machine; days, dollars and energy for {_short(tokens)} tokens"])
-
-
-def _short(tokens: float) -> str:
-    """Return a number of tokens in few letters.
-
-    >>> _short(15e12), _short(1e9)
-    ('15T', '1B')
-    """
-    scale, letter = next((pair for pair in ((1e12, "T"), (1e9, "B"), (1e6, "M")) if tokens >= pair[0]), (1.0, ""))
-    return f"{tokens / scale:g}{letter}"
+    print_lines(
+        [f"the quickest strategy that fits each machine; days, dollars and energy for {in_letters(tokens)} tokens"]
+    )
 
 
 def _table(runs: Mapping[str, Run | None], tokens: float) -> Table:

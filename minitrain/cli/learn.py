@@ -97,16 +97,14 @@ class State:
 @learn.define("list")
 def list_exercises(*, dir: Here = HERE, exercises: Exercises = None) -> None:
     """List the exercises and your progress."""
+    from minitrain.view.tables import filled_table  # noqa: PLC0415  (not for `minitrain --help`)
+
     state = State(dir)
-    table = Table(box=None, header_style="bold")
-    for column in ("", "exercise", "about", "best"):
-        table.add_column(column)
+    rows = []
     for exercise in all_exercises(exercises):
         known = state.of(exercise)
-        table.add_row(
-            "✓" if known["passed"] else "", exercise.name, exercise.title, f"{known['best']}" if known["best"] else ""
-        )
-    print_table(table)
+        rows.append(("✓" if known["passed"] else "", exercise.name, exercise.title, f"{known['best'] or ''}"))
+    print_table(filled_table({"": 0, "exercise": 0, "about": 0, "best": 0}, rows, Table(box=None, header_style="bold")))
 
 
 @learn.define()
@@ -152,21 +150,10 @@ def _statement(exercise: Exercise) -> str:
     lines += ["", "Communication is of all ranks, an all_reduce counted twice. There are hidden sizes too."]
     lines += [] if exercise.memory_limit_bytes else ["", *_MEMORY]
     asked = questions(exercise)
-    first = (
-        [
-            "## Predict first",
-            "",
-            asked[0],
-            "",
-            *(f"- {line}" for line in asked[1:]),
-            "",
-            _PREDICT.format(exercise.number),
-            "",
-        ]
-        if asked
-        else []
-    )
-    return exercise.page + "\n" + "\n".join([*first, *lines]) + "\n"
+    if asked:
+        listed = [f"- {line}" for line in asked[1:]]
+        lines = ["## Predict first", "", asked[0], "", *listed, "", _PREDICT.format(exercise.number), "", *lines]
+    return exercise.page + "\n" + "\n".join(lines) + "\n"
 
 
 def _file_of(what: str, folder: Path, exercises: Path | None) -> tuple[Path, Exercise]:

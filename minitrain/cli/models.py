@@ -25,6 +25,7 @@ from minitrain.cli.options import group
 from minitrain.cli.output import print_json, print_lines, print_table
 from minitrain.errors import UsageError
 from minitrain.plain_text import printable
+from minitrain.run.analysis.labels import in_letters
 from minitrain.run.run_file import plain
 from minitrain.run.strategy_loading import (
     Strategy,
@@ -33,7 +34,7 @@ from minitrain.run.strategy_loading import (
     load_strategy,
     strategies_of_file,
 )
-from minitrain.view.tables import facts_table, filled_table, plain_table
+from minitrain.view.tables import facts_table, filled_table
 from minitrain.workloads.transformer import Transformer, find_model, models, saved_bytes_per_token, summary
 from minitrain.workloads.workload import RECOMPUTE
 
@@ -79,8 +80,8 @@ def _models_table(models: Iterable[Transformer]) -> Table:
     for model in models:
         sizes = (model.num_layers, model.hidden_size, model.num_heads, model.num_kv_heads, model.seq_len)
         active = model.num_active_parameters
-        shown = "" if active == model.num_parameters else _in_words(active)
-        rows.append((Text(model.name), _in_words(model.num_parameters), shown, *map(str, sizes)))
+        shown = "" if active == model.num_parameters else in_letters(active, " ")
+        rows.append((Text(model.name), in_letters(model.num_parameters, " "), shown, *map(str, sizes)))
     heads = ("\nparameters", "\nactive", "trans.\nlayers", "hidden\nsize", "\nheads", "KV\nheads", "seq\nlen")
     return filled_table({"\nname": 13, **dict.fromkeys(heads)}, rows)
 
@@ -108,18 +109,6 @@ def _model_table(model: Transformer) -> Table:
             f"{saved_bytes_per_token(model, mode) / 1e6:,.4g} MB of activations a token"
         )
     return facts_table(rows)
-
-
-def _in_words(count: float) -> str:
-    """Return a count of parameters in three digits and a unit.
-
-    >>> _in_words(8_030_261_248), _in_words(106_816), _in_words(1_008_038_758_400)
-    ('8.03 B', '107 K', '1.01 T')
-    """
-    for scale, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if count >= scale:
-            return f"{count / scale:.3g} {unit}"
-    return f"{count / 1e3:.3g} K"
 
 
 def _halves(model: Transformer) -> str:
@@ -236,14 +225,11 @@ def _show(name: str, function: Strategy, *, as_json: bool) -> None:
     if not options:
         print_lines(["It has no options."])
         return
-    table = plain_table()
-    for column in ("option", "default"):
-        table.add_column(column, no_wrap=True)
-    table.add_column("meaning", overflow="fold", min_width=20)
+    rows = []
     for option in options:
         default = "required" if option.is_required else repr(option.default)
-        table.add_row(*(Text(printable(text)) for text in (option.name, default, option.meaning)))
-    print_table(table)
+        rows.append([Text(printable(text)) for text in (option.name, default, option.meaning)])
+    print_table(filled_table({"option": 0, "default": 0, "meaning": 20}, rows))
     print_lines([f"such as: minitrain run {name}:{_example(options)}"])
 
 

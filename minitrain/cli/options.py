@@ -27,6 +27,7 @@ from minitrain.machine.config import load_config
 from minitrain.machine.given_durations import FixedPredictor
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.price import PRICING_PARAMETERS
+from minitrain.run.analysis.labels import COUNT_UNITS
 from minitrain.run.parameters import (
     AUTO,
     DEFAULTS,
@@ -384,7 +385,7 @@ def wanted_traces(given: Given) -> Traces:
     return Traces.PAGES if given.fold and given.trace is None else Traces.ALL
 
 
-_SCALES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12}
+_SCALES = {letter: scale for scale, letter in COUNT_UNITS}
 
 
 def tokens_of(text: str | None, *, has_model: bool) -> float | None:

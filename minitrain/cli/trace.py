@@ -23,7 +23,7 @@ from minitrain.run.analysis.labels import BUBBLE, MAKESPAN_BUBBLE, duration
 from minitrain.run.result import Run
 from minitrain.view.exports import write_chakra, write_hta
 from minitrain.view.run_folder import conditions, view_of
-from minitrain.view.tables import facts_table, plain_table
+from minitrain.view.tables import facts_table, filled_table
 
 trace = group("Show, explain and export saved runs.", no_args_is_help=True)
 
@@ -151,14 +151,12 @@ def _waits(explained: Explanation) -> Table:
     """Return the table of each rank's waiting by kind; of many ranks, the first and the last ones."""
     seconds = explained.gaps.seconds()
     shown = [kind for kind in range(len(GAP_KINDS)) if seconds[:, kind].any()]
-    table = plain_table()
-    for name in ("rank", *(GAP_KINDS[kind] for kind in shown), "all"):
-        table.add_column(name, justify="right")
+    rows = []
     ranks = range(len(seconds))
     for rank in ranks if len(ranks) <= 16 else [*ranks[:8], *ranks[-8:]]:
         parts = [*seconds[rank, shown].tolist(), float(seconds[rank].sum())]
-        table.add_row(str(rank), *(duration(part) if part else "" for part in parts))
-    return table
+        rows.append([str(rank), *(duration(part) if part else "" for part in parts)])
+    return filled_table(dict.fromkeys(("rank", *(GAP_KINDS[kind] for kind in shown), "all")), rows)
 
 
 def _facts(run: Run, explained: Explanation) -> dict[str, str]:

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from minitrain.errors import OutOfMemoryError, text_of
 from minitrain.plain_text import printable
-from minitrain.run.analysis.labels import GIB, duration, size
+from minitrain.run.analysis.labels import GIB, duration, in_letters, size
 from minitrain.run.figures import STEP_MS, TABLES, Column, FiguresOf, must_be_held
 from minitrain.tensors.index_sets import grouped
 from minitrain.view.run_folder import MESSAGES, communication_text, memory_text, notes_of_all, peak_text, title_of
@@ -156,8 +156,7 @@ def run_table(run: Run, tokens: float | None = None) -> Table:
         rows |= {"peak by kind": memory_text(run), "communication": communication_text(run)}
     if tokens is not None:
         days, dollars, energy = budget_cells(run.for_tokens(tokens))
-        scale, letter = next(each for each in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (0.0, "")) if tokens >= each[0])
-        rows[f"{tokens / (scale or 1):.3g}{letter} tokens"] = f"{days} days, {dollars} USD, {energy} MWh of the devices"
+        rows[f"{in_letters(tokens)} tokens"] = f"{days} days, {dollars} USD, {energy} MWh of the devices"
     if run.peak_host_memory_bytes:
         rows["host memory"] = f"{size(run.peak_host_memory_bytes, '.2f')} a rank at most"
     if run.held_outside is not None:
@@ -214,28 +213,18 @@ def ranks_table(run: Run, most: int = 16) -> Table:
         run: the run.
         most: number of rows shown; of more, the first and the last ones are. Neighbours that show the same share a row.
     """
-    table = plain_table()
     scale, unit = _unit(run.step_time)
-    for column in ("\nrank", f"computing\n{unit}", f"exposed comm\n{unit}", f"waiting\n{unit}", "peak\nGiB"):
-        table.add_column(column, justify="right", no_wrap=True)
+    heads = ("\nrank", f"computing\n{unit}", f"exposed comm\n{unit}", f"waiting\n{unit}", "peak\nGiB")
     parts = run.breakdown
     rows = []
     for rank, peak in enumerate(run.peak_memory_per_rank):
         times = (_number(scale * part[rank]) for part in (parts.computing, parts.exposed, parts.waiting))
         rows.append((*times, f"{peak * run.bytes_per_element / GIB:.2f}"))
     alike = [[rank for rank, _ in group] for _, group in groupby(enumerate(rows), key=itemgetter(1))]
-    for place in _ends(len(alike), most):
-        if place is None:
-            table.add_row(*["..."] * 5)
-            continue
-        first, last = alike[place][0], alike[place][-1]
-        table.add_row(str(first) if first == last else f"{first}-{last}", *rows[first])
-    return table
-
-
-def _ends(count: int, most: int) -> Iterable[int | None]:
-    """Return 0 to count - 1, or the first and the last of them around None."""
-    return range(count) if count <= most else [*range(most // 2), None, *range(count - most // 2, count)]
+    shown = [(str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}", *rows[ranks[0]]) for ranks in alike]
+    if len(shown) > most:
+        shown[most // 2 : len(shown) - most // 2] = [("...",) * len(heads)]
+    return filled_table(dict.fromkeys(heads), shown)
 
 
 def _text(text: str) -> Text:

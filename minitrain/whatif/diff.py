@@ -710,24 +710,12 @@ def _compared(a: Sequence[tuple[Any, ...]], b: Sequence[tuple[Any, ...]]) -> lis
     parts = []
     for cause, operation in keys:
         alike = [[each for each in path if each[:2] == (cause, operation)] for path in (a, b)]
-        sums = [sum(each[2] for each in found) for found in alike]
-        layers = sorted({each[3] for found in alike for each in found if each[3] != NO_LAYER})
-        ranks = sorted({each[4] for found in alike for each in found})
-        if abs(sums[1] - sums[0]) > NEAR * max(sums):
+        before, after = (sum(each[2] for each in found) for found in alike)
+        layers = tuple(sorted({each[3] for found in alike for each in found if each[3] != NO_LAYER}))
+        ranks = tuple(sorted({each[4] for found in alike for each in found}))
+        if abs(after - before) > NEAR * max(before, after):
             count = max(map(len, alike))
-            parts.append(
-                Part(
-                    cause,
-                    operation,
-                    sums[1] - sums[0],
-                    tuple(layers),
-                    tuple(ranks),
-                    count,
-                    sums[0],
-                    sums[1],
-                    "on the path",
-                )
-            )
+            parts.append(Part(cause, operation, after - before, layers, ranks, count, before, after, "on the path"))
     return parts
 
 

@@ -22,6 +22,7 @@ MAKESPAN_BUBBLE = (
 )
 _TIME_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
 _SIZE_UNITS = ((2**20, "MiB"), (2**10, "KiB"), (1, "bytes"))
+COUNT_UNITS = ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K"), (1.0, ""))
 _LONG_UNITS = ((86400.0, "days"), (3600.0, "h"))
 _LONG_S = 1e4  # from here on seconds have more digits than are shown
 
@@ -59,6 +60,16 @@ def size(size_bytes: float, form: str = ".3g") -> str:
         return f"{size_bytes / GIB:{form}} GiB"
     scale, name = next(((scale, name) for scale, name in _SIZE_UNITS if size_bytes >= 0.1 * scale), _SIZE_UNITS[-1])
     return f"{size_bytes / scale:.4g} {name}"
+
+
+def in_letters(count: float, gap: str = "") -> str:
+    """Write a count, as of tokens or parameters, in three digits and a letter.
+
+    >>> in_letters(15e12), in_letters(8_030_261_248, " "), in_letters(106_816)
+    ('15T', '8.03 B', '107K')
+    """
+    scale, letter = next((pair for pair in COUNT_UNITS if count >= pair[0]), COUNT_UNITS[-1])
+    return f"{count / scale:.3g}{gap}{letter}"
 
 
 def stream_name(stream: Stream) -> str:
