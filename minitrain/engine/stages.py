@@ -190,7 +190,7 @@ def _borders(sums: Any, num_stages: int) -> Any:
         length = np.where(equal, lengths[:, None], 0).max(axis=1)
         chosen.append((first.start, length))
         squares = nowhere.copy()
-        squares[first] = np.take_along_axis(totals, length[:, None], axis=1)[:, 0]
+        squares[first] = totals[np.arange(len(totals))[:, None], length, machines]
     borders = [np.zeros_like(machines)]
     for start, length in reversed(chosen):
         borders.append(borders[-1] + 1 + length[borders[-1] - start, machines])

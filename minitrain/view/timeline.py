@@ -251,7 +251,7 @@ def _causes(bars: Bars, bound: Binding) -> dict[str, Ints]:
     """Return of each bar the operation before which it could not begin: its rank, kind and layer, or `NONE`."""
     line = bars.timeline
     cause = np.append(bound.moment, NONE)[: line.num_events]
-    while np.any(cause >= line.num_events):  # a submission or a meeting, which waited for something itself
+    while (cause >= line.num_events).any():  # a submission or a meeting, which waited for something itself
         cause = np.where(cause >= line.num_events, bound.moment[cause], cause)
     kind_of_event = np.full(line.num_events + 1, NONE)
     works = ~bars.waits

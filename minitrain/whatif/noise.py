@@ -470,7 +470,8 @@ class Draws:
         """Return the chance that links are slow."""
         line = self._activities.timeline
         carried = ~self._computes & ~line.of_types(HOST_MOVES)[self._event]
-        draws = np.intersect1d(np.flatnonzero(carried), self._in_tier(link))
+        in_tier = self._in_tier(link)
+        draws = in_tier[carried[in_tier]]
         users, sets = self._users(draws)
         if link.pair is not None:
             users = (users[:, link.pair[0]] & users[:, link.pair[1]])[:, None]

@@ -645,12 +645,6 @@ def split(values: ndarray, places: Any) -> list[ndarray]:
     return [values[first:end] for first, end in itertools.pairwise(borders)]
 
 
-def delete(values: ndarray, places: Any) -> ndarray:
-    """Return an array without some places."""
-    gone = set(asarray(places).flat)
-    return ndarray([one for place, one in enumerate(values.flat) if place not in gone], values.dtype)
-
-
 def broadcast_to(values: Any, shape: tuple[int, ...]) -> ndarray:
     """Return an array repeated to a shape."""
     given = asarray(values)
@@ -666,21 +660,6 @@ def where(chosen: Any, yes: Any, no: Any) -> ndarray:
     return ndarray(
         [kind.cast(one if is_chosen else other) for is_chosen, one, other in zip(*parts, strict=True)], kind, shape
     )
-
-
-def count_nonzero(values: Any) -> int:
-    """Return how many are not zero."""
-    return sum(map(bool, asarray(values).flat))
-
-
-def all_(values: Any, axis: int | None = None) -> Any:
-    """Return whether all are true."""
-    return asarray(values)._reduced(all, axis, bool_)
-
-
-def any_(values: Any, axis: int | None = None) -> Any:
-    """Return whether any is true."""
-    return asarray(values).any(axis)
 
 
 def argmax(values: Any, axis: int | None = None) -> Any:
@@ -748,16 +727,6 @@ def unique(values: Any, return_index: bool = False, return_inverse: bool = False
     return (distinct, *more) if more else distinct
 
 
-def intersect1d(one: ndarray, other: ndarray, return_indices: bool = False) -> Any:
-    """Return what two arrays have in common, in order; beside it where it is first in each."""
-    places, others = ({value: place for place, value in reversed(list(enumerate(each.flat)))} for each in (one, other))
-    common = sorted(places.keys() & others.keys())
-    found = ndarray(common, one.dtype)
-    if not return_indices:
-        return found
-    return found, *(ndarray([each[value] for value in common], int64) for each in (places, others))
-
-
 def bincount(places: ndarray, weights: ndarray | None = None, minlength: int = 0) -> ndarray:
     """Return how often each number occurs, or the sum of its weights."""
     size = (max(places.flat) + 1) if places.size else 0
@@ -767,16 +736,8 @@ def bincount(places: ndarray, weights: ndarray | None = None, minlength: int = 0
     return ndarray(found, int64 if weights is None else float64)
 
 
-def take_along_axis(values: ndarray, places: ndarray, axis: int) -> ndarray:
-    """Return, of each line along an axis, the elements at its places."""
-    lines, rest = values.lines(axis)
-    wanted, _ = places.lines(axis)
-    found = [line[place] for line, chosen in zip(lines, wanted, strict=True) for place in chosen]
-    return moveaxis(ndarray(found, values.dtype, (*rest, places.shape[axis])), -1, axis)
-
-
 _NUMPY, _TYPING = types.ModuleType("numpy"), types.ModuleType("numpy.typing")
-vars(_NUMPY).update({name: value for name, value in globals().items() if not name.startswith("_")}, any=any_, all=all_)
+vars(_NUMPY).update({name: value for name, value in globals().items() if not name.startswith("_")})
 _TYPING.NDArray = ndarray  # type: ignore[attr-defined]
 
 

@@ -72,7 +72,7 @@ def messages(timeline: Timeline) -> tuple[Ints, Ints]:
     received = numbered(timeline.peer[receives], timeline.rank[receives], timeline.tag[receives])
     rows = np.concatenate([sent, received])
     order = np.lexsort(rows.T[::-1])  # of two that are equal the send is the first
-    met = np.flatnonzero(~np.any(rows[order[1:]] != rows[order[:-1]], axis=1))
+    met = np.flatnonzero(~(rows[order[1:]] != rows[order[:-1]]).any(axis=1))
     return sends[order[met]], receives[order[met + 1] - len(sends)]
 
 
@@ -87,7 +87,7 @@ def collectives(timeline: Timeline) -> tuple[Ints, Ints]:
     keys = numbered(timeline.group[members], timeline.rank[members])
     order = np.lexsort((keys[:, 1], keys[:, 2], keys[:, 0]))
     met = keys[order][:, [0, 2]]
-    begins = np.flatnonzero(np.any(met[1:] != met[:-1], axis=1)) + 1
+    begins = np.flatnonzero((met[1:] != met[:-1]).any(axis=1)) + 1
     places = np.concatenate([[0], begins, [len(members)]]) if len(members) else np.zeros(1, np.int64)
     return members[order], places.astype(np.int64)
 
@@ -110,7 +110,7 @@ def numbered(*columns: Ints) -> Ints:
     order = np.lexsort(columns[::-1])
     sorted_rows = rows[order]
     is_first = np.ones(len(rows), dtype=bool)
-    is_first[1:] = np.any(sorted_rows[1:] != sorted_rows[:-1], axis=1)
+    is_first[1:] = (sorted_rows[1:] != sorted_rows[:-1]).any(axis=1)
     places = np.arange(len(rows))
     number = np.empty(len(rows), np.int64)
     number[order] = places - np.maximum.accumulate(np.where(is_first, places, 0))
@@ -348,7 +348,7 @@ def _require_no_circle(moment: Ints) -> None:
     following = np.append(moment, NONE)  # the last place stands for `NONE`
     for _ in range(len(moment).bit_length()):  # each round follows twice as many dependencies
         following = following[following]
-    if np.any(following != NONE):
+    if (following != NONE).any():
         raise circle()
 
 
@@ -640,7 +640,7 @@ def program_of_logs(logs: Sequence[Any], ranks: Sequence[int]) -> tuple[Program,
     """
     line, place_of = as_timeline(logs), {rank: place for place, rank in enumerate(ranks)}
     line = replace(line, peer=np.array([place_of.get(peer, NONE) for peer in line.peer.tolist()], np.int64))
-    num_ends = np.count_nonzero(line.on_stream(SEND)) + np.count_nonzero(line.on_stream(RECV))
+    num_ends = line.on_stream(SEND).sum() + line.on_stream(RECV).sum()
     if 2 * len(messages(line)[0]) != num_ends:
         raise circle()
     return make_program(make_graph(line), line.price), list(line.prices)

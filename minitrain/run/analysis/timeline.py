@@ -458,7 +458,8 @@ def _recomputed(rank: Ints, layer: Ints, samples: Indexed, is_forward: Bools) ->
         _, of_layer = np.unique(layer[forwards], return_inverse=True)
         keys = (rank[forwards] * (len(of_layer) + 1) + of_layer) * len(samples[1]) + samples[0][forwards]
         _, first = np.unique(keys, return_index=True)
-        again[np.delete(forwards, first)] = True
+        again[forwards] = True
+        again[forwards[first]] = False
         again[forwards] &= _chosen(np.array([bool(numbers) for numbers in samples[1]], bool), samples[0][forwards])
         return again
     seen: dict[tuple[int, int], set[int]] = {}
