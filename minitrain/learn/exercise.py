@@ -66,11 +66,7 @@ class Case:
     @property
     def numbers(self) -> dict[str, int]:
         """The sizes that are numbers."""
-        return {
-            "world_size": self.world_size,
-            "num_layers": self.num_layers,
-            "global_batch_size": self.global_batch_size,
-        }
+        return {name: getattr(self, name) for name in ("world_size", "num_layers", "global_batch_size")}
 
     @property
     def sizes(self) -> dict[str, Any]:

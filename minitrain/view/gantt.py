@@ -432,13 +432,12 @@ def _gantt(run: _Run, unit: float, exact: bool) -> list[Properties]:
 def _legend(runs: list[_Run], exact: set[str]) -> list[Properties]:
     """Return an empty bar for every kind and an empty path, so that the legend is complete whichever run is shown."""
     kinds = {kind.name: kind for run in runs if run.name in exact for kind in run.bars.kinds}
-    entries = [_legend_entry(kinds[name]) for name in sorted(kinds, key=legend_place)]
+    entries = [
+        bar(x=[None], y=[None], name=name, legendgroup=name, orientation="h", marker=_fill(kinds[name]))
+        for name in sorted(kinds, key=legend_place)
+    ]
     entries += heat_legend() if len(exact) < len(runs) else []
     return [*entries, path_entry()] if any(len(run.bars) for run in runs) else entries
-
-
-def _legend_entry(kind: Kind) -> Properties:
-    return bar(x=[None], y=[None], name=kind.name, legendgroup=kind.name, orientation="h", marker=_fill(kind))
 
 
 def _memory(place: int, run: _Run, unit: float, memory_axis: str) -> Properties:

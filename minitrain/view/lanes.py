@@ -162,7 +162,7 @@ def schedule_text(trace: Trace) -> str:
 
 def _tokens(timeline: Timeline) -> tuple[Ints, Ints]:
     """Return the first event of each token, by rank and time, and the lowest layer of each."""
-    passes = np.flatnonzero(_is_pass(timeline))
+    passes = np.flatnonzero(timeline.of_types(_LETTERS) & (timeline.layer != NO_LAYER))
     order = passes[np.lexsort((passes, timeline.time[passes], timeline.rank[passes]))]
     if not len(order):
         return order, order
@@ -172,12 +172,6 @@ def _tokens(timeline: Timeline) -> tuple[Ints, Ints]:
         is_new[1:] |= column[order][1:] != column[order][:-1]
     first = np.flatnonzero(is_new)
     return order[first], np.minimum.reduceat(timeline.layer[order], first)
-
-
-def _is_pass(timeline: Timeline) -> Bools:
-    """Tell which events are passes through a layer, (num_events,)."""
-    is_pass: Bools = timeline.of_types(_LETTERS) & (timeline.layer != NO_LAYER)
-    return is_pass
 
 
 def _stages(timeline: Timeline, events: Ints, lowest: Ints) -> list[str]:
