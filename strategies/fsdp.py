@@ -23,6 +23,7 @@ async def fsdp(
     offload: str | None = None,
     offloaded_layers: int | None = None,
     overlap_replicas: bool = True,
+    no_sync: bool = False,
 ) -> Model:
     """Shard everything, a unit at a time; global_batch_size must be a multiple of replicas x shards.
 
@@ -50,6 +51,8 @@ async def fsdp(
             if None.
         overlap_replicas: whether gradients are summed over the copies beside the backward of the units before, or all
             of them after it, as XLA does without `xla_tpu_enable_data_parallel_all_reduce_opt`.
+        no_sync: whether each rank adds up whole gradients, which are reduced in the last microbatch alone, as under
+            PyTorch's `no_sync` and `set_requires_gradient_sync(False)`.
     """
     model.recompute = recompute
     require_range("replicas", replicas, model.world_size, "fsdp")
@@ -110,11 +113,16 @@ async def fsdp(
         for layer in unit if gathers_all else ():
             del weights[whole(layer)]
 
-    def reduce(unit: range) -> None:
+    def reduce(unit: range, is_last: bool) -> None:
         new = [grad_weights.pop(("new", layer)) for layer in unit]
         if unit[0] in tied:  # whole until both uses of the table are there
             grad_weights[unit[0]] = add(grad_weights.get(unit[0]), new.pop())
             return
+        if no_sync:
+            new = [add(grad_weights.pop(("whole", grad.layer), None), grad) for grad in new]
+            if not is_last:
+                grad_weights.update((("whole", grad.layer), grad) for grad in new)
+                return
         reductions.append(model.launch(model.reduce_scatter(new, unit[0], group=shards)))
 
     async def finish_reduction(is_last: bool) -> None:
@@ -236,7 +244,7 @@ async def fsdp(
             reshard(unit)
             if reductions:
                 await finish_reduction(is_last)
-            reduce(unit)
+            reduce(unit, is_last)
         if reductions:
             await finish_reduction(is_last)
         await free_gradients()

@@ -184,8 +184,7 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
 
 def _measured_s(row: Row, layout: Layout) -> float | None:
     """Return the step time of a row, or what its tokens a second make of a step; None without either."""
-    step_time_s = row.number("step_time_s")
-    return _by_tokens(row, layout) if step_time_s is None else step_time_s
+    return _by_tokens(row, layout) if (step_time_s := row.number("step_time_s")) is None else step_time_s
 
 
 def _by_tokens(row: Row, layout: Layout) -> float | None:
@@ -218,6 +217,7 @@ def _strategy(layout: Layout, framework: Framework, model: Transformer, row: Row
             "sequence_parallel": layout.sequence_parallel,
             "reshard_after_forward": layout.zero == 3,
             "overlap_replicas": bool(row.words("overlap").facts.get("dp", True)),
+            "no_sync": bool(row.words("framework").facts.get("no_sync")),
             **there.of_fsdp,
         }
     if there.what in ("activations", "parameters"):
@@ -353,7 +353,7 @@ def _memory_of(row: Row, framework: Framework, memory: str, layout: Layout, mode
     """Return how a framework allocates, which has optimizers of its own for each way to shard."""
     facts = row.words("framework").facts
     if framework.is_compiled and layout.zero >= 2:
-        return memory if facts.get("compiled_loss", True) else "fsdp2 eager loss"
+        return str(facts.get("loss", memory))
     if framework.is_compiled and facts.get("chunked_loss"):
         return "loss in chunks"
     if memory == "deepspeed zero" and model.precision.gradient_bytes > model.precision.parameter_bytes:

@@ -22,6 +22,7 @@ the update. Frameworks differ, and a `minitrain.machine.platforms.Platform` name
 | "loss in chunks" | a unit's | 4 | nothing |
 | "fsdp2" | a unit's in 16 bits, and in single precision while they are reduced | 4 | no shards of weights in 16 bits |
 | "fsdp2 eager loss" | likewise | 12, of parts 16 | likewise |
+| "fsdp2 bf16 loss", "fsdp2 gathered logits" | likewise | 8; of all parts' logits | likewise |
 | "fsdp2 eager" | likewise | 12, of parts 16 | likewise; as "eager" |
 | "fsdp2 eager norms" | likewise | 12, of parts 16 | likewise; as "eager norms" |
 | "fsdp2 trainer" | likewise | 12, of parts 16 | likewise; as "trainer" |
@@ -49,9 +50,9 @@ Sources:
   `runtime/fp16/fused_optimizer.py` casts each gradient, and flattens these; pipelines leave gradients in 16 bits to
   `clear_lp_grads` of the next backward (`runtime/bf16_optimizer.py`), and sum totals through `allreduce_bucket`; they
   keep a stage's outputs for `_exec_backward_pass` (`runtime/pipe/engine.py`); `_prepare_fp32_grad_for_sub_group` of
-  `runtime/zero/stage3.py` flattens and casts 1e9 gradients at once (`sub_group_size`), and `__params_to_release` of
-  `partitioned_param_coordinator.py` leaves weights whole that are used again within 1e9 (`stage3_max_reuse_distance`):
-  at the loss the last half of those;
+  `runtime/zero/stage3.py` flattens and casts 1e9 gradients at once (`sub_group_size`), `grad_partitions_flat_buffer`
+  is there for good, and `__params_to_release` of `partitioned_param_coordinator.py` leaves weights whole that are used
+  again within 1e9 (`stage3_max_reuse_distance`): at the loss the last half of those;
 - **fsdp2**: torchtitan's `apply_fsdp` (`models/llama3/infra/parallelize.py`) shards weights in single precision, which
   `foreach_all_gather` of PyTorch's `fsdp/_fully_shard/_fsdp_collectives.py` casts into what it sends; `foreach_reduce`
   copies a unit's gradients into one array in single precision, which is there until the next unit's is reduced. The
@@ -63,6 +64,9 @@ Sources:
   `_nll_loss_and_log_softmax_backward` (`tensor/parallel/loss.py`) four; and a block of logits in 16 bits has been
   freed. `ColwiseParallel` gathers the head's input, which autograd keeps. Eager, it keeps what `silu` and `repeat_kv`
   of `models/llama3/model/model.py` make, and inputs of experts before they are weighted (`models/moe/moe.py`);
+- **bf16 loss**: cross entropy of logits in 16 bits keeps their logarithms so, and its backward makes two gradients; of
+  a head that is `ColwiseParallel(output_layouts=Replicate())` (KempnerForge's `distributed/tensor_parallel.py`), each
+  part has all logits;
 - **norms**: `LlamaRMSNorm` of Hugging Face's `models/llama/modeling_llama.py` and `RMSNorm` of torchtune's
   `modules/rms_norm.py` cast their input to single precision, which autograd keeps in its place, and multiply what is
   normed, in 16 bits again, by the weight;
@@ -220,6 +224,7 @@ class Habits:
             "all" of a microbatch's in 16 bits, a unit's that are "reduced" into shards, or "none".
         logit_bytes: the most bytes of a logit at the loss.
         parts_logit_bytes: the same where parts share it, if it is more.
+        gathers_logits: whether each part has the logits of all.
         of_shards: whether that holds of weights in shards alone, and others are as counted.
         expands: whether SwiGLU keeps the activated gate, attention keys and values of each head, and experts their
             inputs in single precision.
@@ -239,6 +244,7 @@ class Habits:
     new_gradient: Literal["unit", "weight", "all", "reduced", "none"] = "unit"
     logit_bytes: int = 12
     parts_logit_bytes: int = 0
+    gathers_logits: bool = False
     of_shards: bool = False
     expands: bool = False
     casts_norms: bool = False
@@ -276,6 +282,8 @@ HABITS: Mapping[str, Habits] = MappingProxyType(
         "loss in chunks": Habits(logit_bytes=4),
         "fsdp2": Habits("reduced", 4),
         "fsdp2 eager loss": Habits("reduced", 12, 16),
+        "fsdp2 bf16 loss": Habits("reduced", 8),
+        "fsdp2 gathered logits": Habits("reduced", 8, gathers_logits=True),
         "fsdp2 eager": Habits("reduced", 12, 16, expands=True),
         "fsdp2 eager norms": Habits("reduced", 12, 16, expands=True, casts_norms=True),
         "fsdp2 trainer": Habits("reduced", 12, 16, expands=True, casts_norms=True, update=_take_roots),
@@ -456,7 +464,12 @@ def fullest_moments(place: Place, memory: str, *, fused_loss: bool = False) -> F
 
 
 def _lasting(place: Place) -> float:
-    """Return the bytes of states, weights and totals of gradients, or of their shards, which are never freed.
+    """Return the bytes of states, weights and totals of gradients, or of their shards, which are never freed."""
+    return _whole_or_not(place)[1]
+
+
+def _whole_or_not(place: Place) -> tuple[bool, float]:
+    """Return whether a rank has whole totals of gradients, and the bytes of what is never freed.
 
     Weights that replicas gather early are in shards at a step's end alone: then its update begins with whole ones.
     """
@@ -466,7 +479,8 @@ def _lasting(place: Place) -> float:
         share = each.state_bytes / of_states if each.is_shard and of_states else 1.0
         whole += each.state_bytes + each.weight_bytes + each.gradient_bytes
         shards += each.state_bytes + share * (each.weight_bytes + each.gradient_bytes)
-    return whole if 2 * place.at_update_bytes > whole + shards else shards
+    is_whole = 2 * place.at_update_bytes > whole + shards or not place.is_sharded
+    return is_whole, whole if is_whole else shards
 
 
 def _kept(place: Place, habits: Habits) -> float:
@@ -546,6 +560,7 @@ def _of_units(place: Place, habits: Habits) -> Iterator[tuple[float, float, bool
         kept += _sum_over_parts(place) if place.is_scattered else 0.0  # the head's input, which parts have gathered
         before = place.at_loss_bytes - LOGIT_BYTES * logits + kept + cast * head
         at_most = habits.logit_bytes if place.num_parts == 1 else max(habits.logit_bytes, habits.parts_logit_bytes)
+        at_most *= place.num_parts if habits.gathers_logits else 1
         if habits.linear_loss:
             yield before, _linear_loss_bytes(place), False
         else:
@@ -633,12 +648,13 @@ def _as_allocated(place: Place, habits: Habits, fused_loss: bool) -> Iterator[tu
     layers = {each.layer for each in place.weights}
     shared = place.workload.table_layers if layers.issuperset(place.workload.table_layers) else ()
     of_table = min((each.gradient_bytes for each in place.weights if each.layer in shared), default=0.0)
+    is_whole = _whole_or_not(place)[0]
     yield place.peak_bytes - of_table - largest - LOGIT_BYTES * logits, in_backward
-    yield place.full_forward_bytes, 0.0
+    yield (place.full_forward_bytes if is_whole else 0.0), 0.0
     if logits:
         at_most = _HALF if fused_loss else habits.logit_bytes
         head = max(each.weight_bytes for each in place.weights if units[each.layer].kind == "head")
-        before = place.full_at_loss_bytes - LOGIT_BYTES * logits
+        before = (place.full_at_loss_bytes if is_whole else place.at_loss_bytes) - LOGIT_BYTES * logits
         yield before + min(at_most, LOGIT_BYTES) * logits, max(at_most - LOGIT_BYTES, 0) * logits
         yield before, _HALF * (logits + head / sizes.parameter_bytes) + _input_gradients(place)
         yield before, in_backward
@@ -655,11 +671,16 @@ def _without_logits(place: Place, habits: Habits) -> Iterator[tuple[float, float
 
 
 def _used_again(place: Place, habits: Habits) -> float:
-    """Return the bytes of layers before the head that are whole at the loss, as backward uses them soon."""
+    """Return the bytes of layers before the head that are whole at the loss, as backward uses them soon.
+
+    Beside them is an array for the gradients of the rank's shards, which a step of several microbatches has in its
+    totals. It is never freed.
+    """
     if not habits.reuses or not place.is_sharded:
         return 0.0
     units = _units_of(place)
-    return _HALF * max(min(_DEEPSPEED_GROUP / 2, sum(units)) - units[-1], 0.0)
+    again = max(min(_DEEPSPEED_GROUP / 2, sum(units)) - units[-1], 0.0)
+    return _HALF * (again + place.is_single * _held_share(place) * sum(units))
 
 
 def _linear_loss_bytes(place: Place) -> float:

@@ -253,6 +253,14 @@ def test_fsdp2_holds_states_and_whole_weights_of_two_units_at_the_loss() -> None
         assert found.reserved_bytes - found.allocated_bytes == pytest.approx(pools + free, abs=2**21)
 
 
+def test_cross_entropy_of_logits_in_16_bits_takes_8_bytes_of_each_of_all_parts_where_they_are_gathered() -> None:
+    tokens, sizes = 4 * TOKENS, {"world_size": 4, "tp": 2, "recompute": "full"}
+    own, all_parts = (of_fsdp(each, **sizes) for each in ("fsdp2 bf16 loss", "fsdp2 gathered logits"))
+    assert own.temporary_bytes == 8 * VOCABULARY * tokens / 2
+    assert all_parts.temporary_bytes == 8 * VOCABULARY * tokens
+    assert own.held_bytes == all_parts.held_bytes
+
+
 def test_parts_of_fsdp2_gather_the_input_of_the_head() -> None:
     sizes = {"world_size": 4, "tp": 2, "recompute": "full"}
     whole, parts = (of_fsdp("fsdp2 eager loss", sequence_parallel=flag, **sizes) for flag in (False, True))

@@ -138,6 +138,7 @@ def legal_sizes(draw: st.DrawFn) -> tuple[str, Sizes]:
         if name == "fsdp":
             copies = st.sampled_from([d for d in range(1, world + 1) if world % d == 0])
             options = {"replicas": draw(copies), "reshard_after_forward": draw(st.booleans())}
+            options |= {"no_sync": draw(st.booleans())}
         options |= {"bucket_size": draw(st.integers(1, num_layers))} if name == "ddp_overlap" else {}
         options |= {"lookahead": draw(st.integers(1, num_layers))} if name == "zero3_prefetch" else {}
     elif name in LOCAL:

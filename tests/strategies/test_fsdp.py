@@ -63,6 +63,19 @@ def test_gradients_are_reduced_a_unit_at_a_time_in_the_precision_they_are_kept_i
     assert reduced == [(unit[0], 4 * parameters(unit)) for unit in reversed(UNITS)]
 
 
+def test_without_sync_gradients_stay_whole_until_the_last_microbatch_reduces_them() -> None:
+    sizes: dict[str, Any] = {"global_batch_size": 24, "microbatch_size": 1}
+    each, once = (train(no_sync=flag, **sizes) for flag in (False, True))
+    reduced, alone = (
+        [(event.layer, event.size_bytes) for event in run.logs[0] if event.typ == "reduce_scatter"]
+        for run in (each, once)
+    )
+    assert reduced == 3 * alone
+    assert alone == [(unit[0], 4 * parameters(unit)) for unit in reversed(UNITS)]
+    whole = 4 * sum(map(parameters, UNITS))
+    assert 0.5 * whole < once.peak_memory_bytes - each.peak_memory_bytes < whole
+
+
 def test_a_unit_is_gathered_once_the_one_before_it_begins_and_no_sooner() -> None:
     run = train(world_size=4, global_batch_size=4)
     gathers = [event for event in run.logs[0] if event.typ == "all_gather"]
