@@ -153,7 +153,8 @@ def kernels_of_experts(
     of_bias = _BIAS_OF_FUSED if is_fused else _BIAS_OF_SINGLE if style.dispatcher in _ONCE else (1, 1)
     kernels = tuple(_with_bias(kernels, of_bias[typ != "forward"]))
     sends_once = style.dispatcher in _ONCE and typ != "backward_weight"
-    if 1 < num_parts < model.num_experts and typ != "backward_weight":  # `sort_chunks_by_idxs` of Megatron-Core
+    has_chunks = typ != "backward_weight" and (sends_once or not style.moves_apart)
+    if 1 < num_parts < model.num_experts and has_chunks:  # `sort_chunks_by_idxs` of Megatron-Core
         accesses = 2 * shared_copies(model, num_parts, in_turn=style.in_turn) if sends_once else _CHUNKS
         moved = accesses * model.precision.activation_bytes * style.eager
         kernels = (*kernels, MemoryPass("chunks", num_copies * model.hidden_size, moved))

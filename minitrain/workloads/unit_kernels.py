@@ -114,6 +114,10 @@ where a gather's is an addition in any order. Repeated, sorted, put back, cast (
 MaxText's `permute` and `unpermute` (`layers/moe.py`), where a sort's backward is a sort; casts change the layout, and
 XLA fuses them with nothing (pull requests 1058 and 1578 of github.com/sgl-project/sglang-jax)."""
 
+_WEIGHTED_APART = (10, 18)
+"""Those of copies that are cast, weighted in single precision and cast back alone, as DeepEP brings them, and backward,
+with the weights' gradients (`dispatch_tokens` of torchtitan's `distributed/deepep/deepep.py`)."""
+
 _SOFTMAX, _SOFTMAX_BY_XLA = (2, 3), (4, 5)
 """Tensors of scores that softmax reads and writes, forward and backward: by one kernel, or with a pass for the largest
 element and for each sum along a row, with whose results XLA fuses nothing (`jax.nn.softmax`)."""
@@ -387,7 +391,7 @@ class _Lister:
         """
         if not gemm.is_of_experts:
             return 0
-        if self.style.apart:  # one kernel of all experts (`torch._grouped_mm`)
+        if self.style.apart or self.style.moves_apart:  # one kernel of all experts (`torch._grouped_mm`)
             return 1 + is_backward
         casts = CASTS_OF_EXPERT[self.model.precision.scaling] if self._is_narrow else 0
         casts += _EXPERT_BIAS_LAUNCHES[gemm.name.endswith("down")][is_backward] * self.model.mlp_bias
@@ -548,8 +552,11 @@ class _Lister:
             rates = self.model.precision.datatype
             yield from one_hot_products(work, self.model.hidden_size, num_slots, rates, is_backward=is_backward)
             return
-        if self.style.apart or self.style.by_xla:
-            copies, tokens = (_PERMUTED_APART if self.style.apart else _PERMUTED_BY_XLA)[is_backward]
+        if self.style.moves_apart and self.style.dispatcher == "deepep":
+            yield self._memory("permutation", hidden, _WEIGHTED_APART[is_backward] * num_copies)
+            return
+        if self.style.apart or self.style.moves_apart or self.style.by_xla:
+            copies, tokens = (_PERMUTED_BY_XLA if self.style.by_xla else _PERMUTED_APART)[is_backward]
             yield self._memory("permutation", hidden, copies * num_copies + tokens)
             return
         yield from (self._memory(name, hidden, num_copies + 1) for name in PERMUTATIONS)

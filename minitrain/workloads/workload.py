@@ -370,6 +370,8 @@ class KernelHabits:
             `Bucket.start_grad_sync` and `zero_grad_buffer` of `core/distributed` 0.8).
         apart: whether each operation that PyTorch dispatches is a kernel of its own, as models of plain PyTorch without
             `torch.compile` have it.
+        moves_apart: whether what moves copies of tokens to experts is apart, although the rest is compiled, and one
+            kernel multiplies all experts: torchtitan's `MoE`, of which `apply_compile` compiles the modules alone.
         hugging_face: whether these are the operations of Hugging Face's transformers, and of its trainer's AdamW.
         hooked: the stage of ZeRO whose hooks DeepSpeed runs around each module and gradient; 0 without it.
         launch_factor: time of a launch within a model over that of `torch.nn.Linear`'s forward, or of an
@@ -400,6 +402,7 @@ class KernelHabits:
     fused_loss: bool = False
     gradient_accesses: float = 0.0
     apart: bool = False
+    moves_apart: bool = False
     hugging_face: bool = False
     hooked: int = 0
     launch_factor: float = 1.0

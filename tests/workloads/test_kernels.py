@@ -480,6 +480,25 @@ def test_maxtext_repeats_sorts_and_weights_copies_of_tokens_and_rounds_weights_w
         assert (rounded in forward_kernels(experts, mlp, work(), xla).kernels) == (scaling == "current")
 
 
+def test_torchtitan_compiles_what_multiplies_and_nothing_that_moves_copies_of_tokens() -> None:
+    tokens, hidden, titan = 2 * 512, 1024, Style(moves_apart=True)
+    deepep = replace(titan, dispatcher="deepep")
+    model = replace(LLAMA, num_experts=8, experts_per_token=4, moe_layers=(0, 1))
+    mlp = next(unit for unit in model.units() if unit.kind == "moe")
+    for kernels_of, tensors, weighted in ((forward_kernels, 22, 10), (backward_kernels, 40, 18)):
+        found = kernels_of(model, mlp, work(), titan)
+        assert traffic(found, "permutation") == 2 * tensors * 4 * tokens * hidden
+        assert traffic(found, "norm") == traffic(kernels_of(model, mlp, work()), "norm")
+        assert traffic(kernels_of(model, mlp, work(), deepep), "permutation") == 2 * weighted * 4 * tokens * hidden
+        assert found.num_launches < kernels_of(model, mlp, work()).num_launches
+    for style, before, sorted_again in ((titan, 22, False), (deepep, 10, True)):
+        route, combine = (kernels_around_experts(model, mlp, t, work(), "none", style) for t in ("route", "combine"))
+        assert traffic(route, "permutation") == 2 * before * 4 * tokens * hidden
+        assert traffic(combine, "permutation") == traffic(combine, "unpermutation") == 0
+        experts = kernels_of_experts(model, mlp, "forward", 4 * tokens, 2, "none", style)
+        assert (traffic(experts, "chunks") > 0) == sorted_again
+
+
 def test_one_hot_matrices_send_tokens_to_experts_of_equal_rows() -> None:
     """A sequence of 512 has 4 x 1.25 x 512 slots: two products forward, and three gradients, none of the mask."""
     model = replace(LLAMA, num_experts=8, experts_per_token=4, moe_layers=(0, 1))
