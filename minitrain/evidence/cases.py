@@ -302,6 +302,7 @@ def _platform(
     names = facts.get("is", ())
     copies = 0 if "fsdp1" in names else int("torchtitan" in names or framework.habits.get("copies_units", 0))
     found = replace(found, **_attention_kernel(row, found), **layouts.dispatcher_of(row), copies_units=copies)
+    found = replace(found, moves_apart=found.moves_apart or "torchtitan" in names)  # also where Primus runs it
     if wanted is not None:
         return found
     found = replace(

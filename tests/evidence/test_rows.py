@@ -685,6 +685,13 @@ def test_frameworks_have_their_platforms_by_device_and_compilation(framework: st
     assert framework_of(row).platform_of(row).name == platform
 
 
+@pytest.mark.parametrize("framework", ["Primus torchtitan", "torchtitan, torch.compile", "torchtitan, eager", "Primus"])
+def test_torchtitan_moves_copies_of_tokens_apart_also_where_primus_runs_it(framework: str) -> None:
+    found = case(framework=framework, gpu="MI300X").platform
+    assert found is not None
+    assert found.moves_apart == ("torchtitan" in framework)
+
+
 @pytest.mark.parametrize(
     ("framework", "platform"), [("PyTorch, eager", "pytorch"), ("torchtitan, torch.compile", "pytorch-compiled")]
 )
