@@ -300,7 +300,7 @@ def test_a_layout_without_words_is_refused(tool: str, strategy: str, options: di
 
 _ON_OFF = (
     *("overlap_parts", "overlap_replicas", "overlap_messages", "batch_messages", "sequence_parallel", "scatter_gather"),
-    *("overlap_experts", "reshard_after_forward", "overlap_cpu_optimizer_d2h_h2d"),
+    *("overlap_experts", "reshard_after_forward", "overlap_cpu_optimizer_d2h_h2d", "no_sync"),
 )
 VALUES: dict[str, Sequence[Any]] = {
     **dict.fromkeys(("tp", "pp", "num_chunks", "cp", "ep", "replicas", "shard_size"), (2,)),
