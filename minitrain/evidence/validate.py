@@ -33,6 +33,7 @@ from minitrain.files import StrPath
 from minitrain.machine.measured_layers import read_layer_times
 from minitrain.machine.platforms import Platform, find_platform
 from minitrain.machine.price import Pricing
+from minitrain.run.event_loops import rare_collections
 from minitrain.run.worker_processes import WorkerProcesses
 
 
@@ -60,7 +61,8 @@ def predict_row(task: RowToPredict) -> list[RowResult | Skipped]:
     row = task.row
     try:
         unread = _unread_columns(row)
-        return [replace(found, unread=(*unread, *found.unread)) for found in _kind_of(row)(task)]
+        with rare_collections():  # between its runs, too
+            return [replace(found, unread=(*unread, *found.unread)) for found in _kind_of(row)(task)]
     except (LackingError, MinitrainError) as error:
         return [Skipped(row.table, row.row_id, _one_line(error), row.line)]
 
