@@ -12,7 +12,7 @@ The peak memory of many layouts at once, from what each piece adds and takes, an
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
@@ -43,7 +43,9 @@ from minitrain.search.tuning.layouts import (
 _LOAD, _COVER, _TOTAL, _UPDATE, _GATHER = (
     END_FIGURES.index(name) for name in ("load", "cover", "total", "update", "gather")
 )
-_NEVER = -np.inf
+_NEVER = float("-inf")
+Clock = Any
+"""The clocks of some layouts, (width,), or that of one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,7 +114,9 @@ def _computing(columns: Columns, place: int) -> tuple[float, float, float]:
 
 
 class _Clocks:
-    """The clocks of all places, (width,) each, and the messages and collectives that are under way.
+    """The clocks of all places, and the messages and collectives that are under way.
+
+    A clock is an array of (width,), or a float where there is one layout, which takes a fifth of the time.
 
     Args:
         columns: the layouts.
@@ -121,43 +125,52 @@ class _Clocks:
 
     def __init__(self, columns: Columns, traced: int | None = None) -> None:
         self._columns, self._traced = columns, traced
+        is_single = columns.count == 1
+        self._maximum: Any = max if is_single else np.maximum
+        self._where: Any = _chosen if is_single else np.where
+        self._any: Any = bool if is_single else np.any
+        self._one: Any = _first if is_single else np.asarray
+        self._plain: Any = float if is_single else np.asarray
+        self._added: Any = _last_sum if is_single else _sum_of_rows
+        zero = self._one(np.zeros(columns.width))
         self._idle: list[tuple[float, float]] = []  # when the traced place does nothing itself
         self._under_way: list[tuple[float, float]] = []  # what runs beside it
         self._messages = columns.order.messages
-        self._time = [np.zeros(columns.width) for _ in range(columns.pp)]
-        self._waited = [np.zeros(columns.width) for _ in range(columns.pp)]
-        self._summing = [np.zeros(columns.width) for _ in range(columns.pp)]  # when the replicas' stream is free
-        self._carried: dict[tuple[int, int], Floats] = {}  # the clocks that messages carry, by kind and microbatch
-        self._ends: dict[tuple[bool, int, int], Floats] = {}  # of launched sends (True) and of receives
-        self._busy: list[dict[tuple[int, bool], Floats]] = [  # by peer, and whether it is sent to
-            defaultdict(lambda: np.zeros(columns.width)) for _ in range(columns.pp)
+        self._time = [zero] * columns.pp
+        self._waited = [zero] * columns.pp
+        self._summing = [zero] * columns.pp  # when the replicas' stream is free
+        self._carried: dict[tuple[int, int], Clock] = {}  # the clocks that messages carry, by kind and microbatch
+        self._ends: dict[tuple[bool, int, int], Clock] = {}  # of launched sends (True) and of receives
+        self._busy: list[dict[tuple[int, bool], Clock]] = [  # by peer, and whether it is sent to
+            defaultdict(lambda: zero) for _ in range(columns.pp)
         ]
-        self._submitted: dict[tuple[int, int], deque[tuple[int, int, Floats]]] = defaultdict(deque)
-        self._gathered: dict[tuple[int, int], Floats] = {}
-        self._reduced: dict[tuple[int, int], Floats] = {}
-        self._seconds = [*map(columns.message_seconds, self._messages)]
+        self._submitted: dict[tuple[int, int], deque[tuple[int, int, Clock]]] = defaultdict(deque)
+        self._gathered: dict[tuple[int, int], Clock] = {}
+        self._reduced: dict[tuple[int, int], Clock] = {}
+        self._seconds = [self._one(columns.message_seconds(message)) for message in self._messages]
         self._overlaps = bool(columns.overlaps.any())
-        self._taken = columns.taken if columns.contention and columns.taken.any() else None
-        self._shared = [] if self._taken is None else [*map(columns.shared, self._messages)]
+        slows_down = columns.contention and columns.taken.any()
+        self._taken = self._one(columns.taken) if slows_down else None
+        self._shared = [self._one(columns.shared(message)) for message in self._messages if slows_down]
 
     def run(self) -> StepTimes:
         """Take the steps of all places."""
         columns = self._columns
         begin = self._load()
-        self._begin = float(begin[0])
+        self._begin = _first(begin)
         for place in range(columns.pp):
             self._gather(place)
         self._take_turns()
         for place in range(columns.pp):
             self._update(place)
-        ends: Floats = np.max(self._time, axis=0)
-        self._end = float(ends[0])
+        ends = self._plain(np.array(self._time).max(axis=0))
+        self._end = _first(ends)
         if self._traced is not None:
             self._until(self._traced, ends)
         waited: Any = sum(ends - time + wait for time, wait in zip(self._time, self._waited, strict=True))
-        strides, steps = columns.wide([layout.stride for layout in columns.layouts]), ends - begin
+        strides, steps = self._one(columns.wide([layout.stride for layout in columns.layouts])), ends - begin
         busy = strides * (columns.pp * steps - waited)
-        return StepTimes(steps[: columns.count], busy[: columns.count])
+        return StepTimes(np.atleast_1d(steps)[: columns.count], np.atleast_1d(busy)[: columns.count])
 
     def at_work(self) -> float:
         """Return how long the traced place computes or communicates, once all have taken their steps, s."""
@@ -169,23 +182,23 @@ class _Clocks:
         sums.add(sorted(own + beside))
         return sums.busy.any
 
-    def _until(self, place: int, until: Floats) -> None:
+    def _until(self, place: int, until: Clock) -> None:
         """Let a place do nothing until some time."""
         time = self._time[place]
-        if place == self._traced and until[0] > time[0]:
-            self._idle.append((float(time[0]), float(until[0])))
-        np.maximum(time, until, out=time)
+        if place == self._traced and _first(until) > _first(time):
+            self._idle.append((_first(time), _first(until)))
+        self._time[place] = self._maximum(time, until)
 
-    def _runs(self, place: int, start: Any, end: Floats) -> None:
+    def _runs(self, place: int, start: Clock, end: Clock) -> None:
         """Note what runs beside a place."""
         if place == self._traced:
-            self._under_way.append((float(start[0]), float(end[0])))
+            self._under_way.append((_first(start), _first(end)))
 
     def _take_turns(self) -> None:
         """Take the turns of all places."""
         columns = self._columns
         chains = {
-            code: [columns.chain(code, stage) for stage in range(columns.pp * columns.num_chunks)]
+            code: [self._chain(columns.chain(code, stage)) for stage in range(columns.pp * columns.num_chunks)]
             for code in (FORWARD, BACKWARD)
         }
         special = {FORWARD: 0, BACKWARD: columns.num_microbatches - 1} if self._overlaps else {}
@@ -197,61 +210,62 @@ class _Clocks:
             else:
                 self._pass(place, chains[code][what], code, what)
 
-    def _pass(self, place: int, chain: Floats, code: int, stage: int, number: int | None = None) -> None:
+    def _chain(self, chain: Floats) -> Any:
+        """Return a pass as what it adds to a clock."""
+        return chain[1:, 0].tolist() if self._columns.count == 1 else chain
+
+    def _pass(self, place: int, chain: Any, code: int, stage: int, number: int | None = None) -> None:
         """Pass through a stage, or through one layer of it; slower while replicas exchange something beside it.
 
         Of a pass that outlasts the exchange, as much is slowed down as is done by then.
         """
-        time = chain[0] = self._time[place]
-        if self._taken is None or not (self._summing[place] > time).any():
-            np.add.reduce(chain, axis=0, out=time)
+        begin, summing = self._time[place], self._summing[place]
+        time = self._time[place] = self._added(chain, begin)
+        if self._taken is None or not self._any(summing > begin):
             return
-        begin = time.copy()
-        np.add.reduce(chain, axis=0, out=time)
         alone = time - begin
-        slowed = alone + self._columns.computing(code, stage, number) * self._taken / (1.0 - self._taken)
-        beside = np.clip(self._summing[place] - begin, 0.0, slowed)
-        time += beside * (1.0 - np.divide(alone, slowed, out=np.ones_like(alone), where=slowed > 0.0))
+        computing = self._one(self._columns.computing(code, stage, number))
+        slowed = alone + computing * self._taken / (1.0 - self._taken)
+        beside = np.clip(summing - begin, 0.0, slowed)
+        later = beside * (1.0 - np.divide(alone, slowed, out=np.ones_like(alone), where=slowed > 0.0))
+        self._time[place] = self._plain(time + later)
 
     def _message(self, code: int, place: int, kind: int, microbatch: int) -> None:
         """Send, receive or wait."""
-        time = self._time[place]
         if code == SEND:
-            self._carried[kind, microbatch] = time.copy()
-            time += self._seconds[kind]
+            self._carried[kind, microbatch] = self._time[place]
+            self._time[place] = self._time[place] + self._seconds[kind]
         elif code == SEND + LAUNCHED:
             self._launch(place, kind, microbatch)
         elif self._columns.messages == "plain":
             carried = self._carried.pop((kind, microbatch))
             self._wait(place, carried)
             self._until(place, carried)
-            time += self._seconds[kind]
+            self._time[place] = self._time[place] + self._seconds[kind]
         else:
             self._receive_in_order(code, place, kind, microbatch)
 
     def _launch(self, place: int, kind: int, microbatch: int) -> None:
         """Send beside what follows, once the stream is free."""
-        busy = self._busy[place][self._messages[kind].dest, True]
-        np.maximum(self._time[place], busy, out=busy)
-        start = self._carried[kind, microbatch] = busy.copy()
-        busy += self._seconds_from(place, kind, busy)
-        self._ends[True, kind, microbatch] = busy.copy()
-        self._runs(place, start, busy)
+        streams, stream = self._busy[place], (self._messages[kind].dest, True)
+        start = self._carried[kind, microbatch] = self._maximum(self._time[place], streams[stream])
+        end = self._ends[True, kind, microbatch] = streams[stream] = start + self._seconds_from(place, kind, start)
+        self._runs(place, start, end)
 
-    def _seconds_from(self, place: int, kind: int, start: Floats) -> Floats:
+    def _seconds_from(self, place: int, kind: int, start: Clock) -> Clock:
         """Return how long a message takes that starts at some time; beside an exchange it has half of the wires."""
         seconds, summing = self._seconds[kind], self._summing[place]
-        if self._taken is None or not (summing > start).any():
+        if self._taken is None or not self._any(summing > start):
             return seconds
-        beside = np.maximum(summing - start, 0.0) * self._shared[kind]
-        return seconds + np.minimum(0.5 * beside, seconds)
+        beside = self._maximum(summing - start, 0.0) * self._shared[kind]
+        return seconds + self._plain(np.minimum(0.5 * beside, seconds))
 
     def _receive_in_order(self, code: int, place: int, kind: int, microbatch: int) -> None:
         """Submit a receive, or wait for one, or for a send; receives from one peer follow one another."""
         message = self._messages[kind]
         stream = self._submitted[message.source, message.dest]
         if code in (RECEIVE, RECEIVE + LAUNCHED):
-            stream.append((kind, microbatch, self._time[place].copy()))
+            stream.append((kind, microbatch, self._time[place]))
         if code == RECEIVE + LAUNCHED:
             return
         key = message.source == place, kind, microbatch
@@ -259,46 +273,44 @@ class _Clocks:
             self._settle(*stream.popleft(), place)
         self._until(place, self._ends.pop(key))
 
-    def _settle(self, kind: int, microbatch: int, submitted: Floats, place: int) -> None:
+    def _settle(self, kind: int, microbatch: int, submitted: Clock, place: int) -> None:
         """Receive the next message of a stream."""
         streams, stream = self._busy[place], (self._messages[kind].source, False)
-        start = np.maximum(submitted, self._carried.pop((kind, microbatch)), out=submitted)
-        np.maximum(start, streams[stream], out=start)
+        start = self._maximum(submitted, self._carried.pop((kind, microbatch)))
+        start = self._maximum(start, streams[stream])
         self._wait(place, start)
         end = self._ends[False, kind, microbatch] = streams[stream] = start + self._seconds_from(place, kind, start)
         self._runs(place, start, end)
 
-    def _wait(self, place: int, until: Floats) -> None:
+    def _wait(self, place: int, until: Clock) -> None:
         """Note that a place waits, unless it sums gradients or messages are under way meanwhile."""
-        begin = np.maximum(self._time[place], self._summing[place])
+        begin = self._maximum(self._time[place], self._summing[place])
         for busy in self._busy[place].values():
-            np.maximum(begin, busy, out=begin)
-        np.subtract(until, begin, out=begin)
-        self._waited[place] += np.maximum(begin, 0.0, out=begin)
+            begin = self._maximum(begin, busy)
+        self._waited[place] = self._waited[place] + self._maximum(until - begin, 0.0)
 
-    def _load(self) -> Floats:
+    def _load(self) -> Clock:
         """Load the layers of all places, and return when steps begin: at 0 where places load for unequal times."""
         columns = self._columns
         for place in range(columns.pp):
             for stage in columns.stages_of(place):
                 for number in range(columns.num_layers(stage)):
-                    self._time[place] += columns.figures(stage, number)[_LOAD]
-        begin: Floats = np.where([time == self._time[0] for time in self._time], self._time[0], 0.0).min(axis=0)
-        for time in self._time:
-            time[:] = begin
-        return begin
+                    self._time[place] = self._time[place] + self._one(columns.figures(stage, number)[_LOAD])
+        begin = np.where([time == self._time[0] for time in self._time], self._time[0], 0.0).min(axis=0)
+        self._time = [self._plain(begin)] * columns.pp
+        return self._time[0]
 
     def _gather(self, place: int) -> None:
         """Begin to gather the layers of a place, in some layouts."""
-        columns, time, busy = self._columns, self._time[place], self._summing[place]
-        gathers = columns.gathers
+        columns, gathers = self._columns, self._columns.gathers
         for stage in columns.stages_of(place) if gathers.any() else ():
             for number in range(columns.num_layers(stage)):
-                is_there = gathers & columns.has_layer(stage, number)
-                np.maximum(time, busy, out=busy, where=is_there)
-                start = busy.copy()
-                busy += np.where(is_there, columns.figures(stage, number)[_GATHER], 0.0)
-                self._gathered[stage, number] = np.where(is_there, busy, _NEVER)
+                is_there = self._one(gathers & columns.has_layer(stage, number))
+                busy = self._summing[place]
+                start = self._where(is_there, self._maximum(self._time[place], busy), busy)
+                gather = self._one(columns.figures(stage, number)[_GATHER])
+                busy = self._summing[place] = start + self._where(is_there, gather, 0.0)
+                self._gathered[stage, number] = self._where(is_there, busy, _NEVER)
                 self._runs(place, start, busy)
 
     def _pass_by_layer(self, code: int, place: int, stage: int) -> None:
@@ -307,40 +319,63 @@ class _Clocks:
         for number in range(columns.num_layers(stage)):
             if code == FORWARD and (stage, number) in self._gathered:
                 self._until(place, self._gathered[stage, number])
-            self._pass(place, columns.layer_chain(code, stage, number), code, stage, number)
+            self._pass(place, self._chain(columns.layer_chain(code, stage, number)), code, stage, number)
             if code == BACKWARD:
                 self._sum(place, stage, number)
 
     def _sum(self, place: int, stage: int, number: int) -> None:
         """Begin to sum the gradient of the number-th layer from behind over replicas, where that is overlapped."""
-        columns, time, busy = self._columns, self._time[place], self._summing[place]
+        columns = self._columns
         for stages, members in columns.blocks:
             layer = len(stages[stage]) - 1 - number
             if layer < 0:
                 continue
-            chosen = np.array([column for column in members if columns.overlaps[column]], dtype=int)
-            figures = columns.figures(stage, layer)[:, chosen]
-            time[chosen] += figures[_COVER]
-            start = np.maximum(time[chosen], busy[chosen])
-            busy[chosen] = start + figures[_TOTAL]
-            if 0 in chosen[:1]:
+            chosen = np.zeros(columns.width, dtype=bool)
+            chosen[members] = columns.overlaps[members]
+            is_there, figures = self._one(chosen), columns.figures(stage, layer)
+            time, busy = self._time[place], self._summing[place]
+            time = self._time[place] = self._where(is_there, time + self._one(figures[_COVER]), time)
+            start = self._maximum(time, busy)
+            busy = self._summing[place] = self._where(is_there, start + self._one(figures[_TOTAL]), busy)
+            if chosen[0]:
                 self._runs(place, start, busy)
-            reduced = self._reduced.setdefault((stage, layer), np.full(columns.width, _NEVER))
-            reduced[chosen] = busy[chosen]
+            reduced = self._reduced.get((stage, layer), _NEVER)
+            self._reduced[stage, layer] = self._where(is_there, busy, reduced)
 
     def _update(self, place: int) -> None:
         """Sum gradients, update, and gather weights, layer by layer."""
-        columns, time = self._columns, self._time[place]
-        late = ~columns.overlaps
+        columns, late = self._columns, self._one(~self._columns.overlaps)
         for stage in columns.stages_of(place):
             for number in range(columns.num_layers(stage)):
-                figures = columns.figures(stage, number)
+                cover, total, update, gather = (
+                    self._one(columns.figures(stage, number)[what]) for what in (_COVER, _TOTAL, _UPDATE, _GATHER)
+                )
                 if (stage, number) in self._reduced:
                     self._until(place, self._reduced[stage, number])
-                np.add(time, figures[_COVER], out=time, where=late)
-                np.add(time, figures[_TOTAL], out=time, where=late)
-                time += figures[_UPDATE]
-                np.add(time, figures[_GATHER], out=time, where=late)
+                time = self._time[place]
+                time = self._where(late, time + cover + total, time) + update
+                self._time[place] = self._where(late, time + gather, time)
+
+
+def _first(values: Any) -> float:
+    """Return the first of some values, or the only one."""
+    return float(values) if isinstance(values, float) else float(values[0])
+
+
+def _chosen(condition: Any, value: float, other: float) -> float:
+    """Return a value if a condition holds, else the other one."""
+    return value if condition else other
+
+
+def _last_sum(seconds: Sequence[float], time: float) -> float:
+    """Return a clock after some times, added up in their order."""
+    return deque(accumulate(seconds, initial=time), 1)[0]
+
+
+def _sum_of_rows(chain: Floats, time: Floats) -> Any:
+    """Return clocks after the times in the rows of a chain but the first, which has place for the clocks."""
+    chain[0] = time
+    return np.add.reduce(chain, axis=0)
 
 
 _NET, _PEAK, _SHARD = (END_FIGURES.index(name) for name in ("net", "peak", "weight_shard"))
