@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import minitrain as mt
+from minitrain.operations import LAYER, NOTE, STREAM, STRIDE, TYP
 from minitrain.search.tuning import layouts as layout_orders
-from minitrain.search.tuning.layouts import FORWARD, MESSAGES, order_of
+from minitrain.search.tuning.layouts import BACKWARD, FORWARD, LAUNCHED, MESSAGES, WAIT, order_of
 from minitrain.search.tuning.pieces import PassKey, Pieces
 from minitrain.search.tuning.problem import TuningProblem, axes_of, candidates
 from minitrain.search.tuning.search import Figures, Limit, price_pipelines
@@ -198,7 +199,33 @@ def test_an_order_of_few_microbatches_repeated_is_that_of_all(
 ) -> None:
     sizes = pp, num_chunks, num_microbatches
     assert layout_orders._shortened(*sizes) is not None
-    assert order_of(*sizes, messages) == layout_orders._executed(*sizes, messages)
+    assert order_of(*sizes, messages) == layout_orders._whole_order(*sizes, messages, "1f1b")
+
+
+@pytest.mark.parametrize("messages", MESSAGES)
+@pytest.mark.parametrize(("pp", "num_chunks", "num_microbatches"), [(1, 1, 3), (4, 1, 6), (3, 2, 6), (2, 3, 4)])
+def test_ranks_ask_for_what_a_simulated_pipeline_does_in_its_order(
+    pp: int, num_chunks: int, num_microbatches: int, messages: str
+) -> None:
+    order = order_of(pp, num_chunks, num_microbatches, messages)
+    given: dict[str, Any] = {"pp": pp, "num_chunks": num_chunks, "microbatch_size": 1, **MESSAGES[messages]}
+    given |= {"world_size": pp, "num_layers": pp * num_chunks, "global_batch_size": num_microbatches}
+    run = mt.simulate("megatron", **given, fold=False)
+    for place, (asked, model) in enumerate(zip(order.asked, run.models, strict=True)):
+        rows: Any = model._log._rows
+        notes, streams, types = rows[NOTE::STRIDE], rows[STREAM::STRIDE], rows[TYP::STRIDE]
+        done = [at for at, typ in enumerate(types) if typ in ("forward", "backward", "send", "recv")]
+        wanted = [one for one in asked if one[0] != WAIT]
+        assert len(done) == len(wanted)
+        for at, (code, what, microbatch) in zip(done, wanted, strict=True):
+            if code <= BACKWARD:
+                assert (types[at], rows[LAYER::STRIDE][at]) == (("forward", "backward")[code], what)
+                continue
+            kind = order.messages[what]
+            peer, typ = (kind.dest, "send") if kind.source == place else (kind.source, "recv")
+            assert (types[at], streams[at].peer) == (typ, peer)
+            assert notes[at].tag == (kind.direction, kind.stage, microbatch)
+            assert notes[at].overlaps == (code >= LAUNCHED)
 
 
 def test_small_is_short() -> None:
