@@ -384,7 +384,8 @@ EXPERT_LAUNCH_S = MappingProxyType({"": 33.4e-6, "gh200": 90.53e-6, "gb200": 99.
 multiplies the tokens of eight experts, 128 each (2048 x 2048, whose kernels take a fraction of that; pull request 3134
 of github.com/NVIDIA/TransformerEngine, 2026), on Grace its `Linear` forward (issue 2053; forward and backward take
 311 us for three launches, says pull request 3523). It counts where the host waits for the tokens of each expert, as of
-every layer (`MoEAlltoAllTokenDispatcher` of Megatron-Core): it is never ahead of the device, as it is in dense layers.
+every layer (`MoEAlltoAllTokenDispatcher` of Megatron-Core): it is never ahead of the device, as it is in dense layers,
+where it counts for multiplications alone (`module_share`).
 Experts' own multiplications are a loop in C++, not modules: on Grace each launch of it takes what PyTorch's takes."""
 
 CAPTURED = frozenset({"gb200", "gb300"})
@@ -418,6 +419,18 @@ def loop_share(device: str) -> float:
     """
     family = device.partition("_")[0]
     return EAGER_LAUNCH_S[family] / EXPERT_LAUNCH_S[family] if family in EAGER_LAUNCH_S else 1.0
+
+
+def module_share(device: str) -> float:
+    """Return what launching a multiplication in Transformer Engine's modules takes of PyTorch's launch.
+
+    In dense layers only that of `Linear` and `LayerNormLinear` does: activations, residuals and rotary embeddings are
+    PyTorch's.
+
+    >>> round(module_share("gb200_nvl72"), 2), round(module_share("b200_192g_nvl8"), 2)
+    (2.69, 2.48)
+    """
+    return eager_launch_s(device, has_experts=True) / eager_launch_s(device)
 
 
 def rates_of(system: SystemConfig) -> KernelRates:

@@ -222,6 +222,11 @@ class Platform(KernelHabits):
         return self.name if self.fitted_error is None else f"{self.name} (fitted to +- {100 * self.fitted_error:.0f} %)"
 
     @property
+    def has_modules(self) -> bool:
+        """Return whether its layers are Transformer Engine's modules, whose launches take longer than PyTorch's."""
+        return self.memory == "transformer engine"
+
+    @property
     def habits(self) -> dict[str, Any]:
         """Return what kernels depend on, by name: its `KernelHabits`."""
         return {each.name: getattr(self, each.name) for each in fields(KernelHabits)}
@@ -288,7 +293,7 @@ class Platform(KernelHabits):
         >>> platforms()["nemo-h100"].casts_apart
         True
         """
-        return self.memory == "transformer engine"
+        return self.has_modules
 
     @property
     def contains_contention(self) -> bool:

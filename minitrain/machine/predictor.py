@@ -32,6 +32,7 @@ from minitrain.machine.device import TERMS as TERMS_OF_KERNELS
 from minitrain.machine.dispatchers import has_experts, shape_of
 from minitrain.machine.kernel_device import KernelDevice, eager_launch_s, gradients_beside, longer_by_pieces, rates_of
 from minitrain.machine.kernel_device import loop_share as loop_share_of
+from minitrain.machine.kernel_device import module_share as module_share_of
 from minitrain.machine.measured_layers import MeasuredLayers
 from minitrain.machine.measured_topology import places_of, topology_of
 from minitrain.machine.network import CHANNEL_GBPS, SENDING_WARPS, channels_of_message, memory_bytes, select_tier
@@ -407,6 +408,7 @@ class KernelPredictor(_ConfigPredictor):
             captures=captures,
             captures_experts=captures == "whole" or (platform.pads_experts and captures is True),
             loop_share=loop_share_of(system.name) if is_waiting else 1.0,
+            module_share=module_share_of(system.name) if platform.has_modules and not (is_waiting or captures) else 1.0,
             num_gathered=int(cast("float", system.sheet.features.get("devices", 1))),
             transposes=system.sheet.device_class != "tpu"
             and cast("float", system.sheet.features.get("compute_capability", 0)) < _EITHER_ORDER,

@@ -205,7 +205,7 @@ def workspace_bytes_of(machine: Any) -> int:
     """
     family = getattr(getattr(machine, "system", None), "name", "").partition("_")[0]
     of_thread, of_engine = _WORKSPACES_MIB.get(family, _WORKSPACES_MIB[""])
-    has_engine = known_platform(machine).memory == "transformer engine"
+    has_engine = known_platform(machine).has_modules
     has_experts = getattr(getattr(getattr(machine, "workload", None), "model", None), "num_experts", 0) > 0
     return int((2 * of_thread + has_engine * (1 + has_experts * _STREAMS_OF_EXPERTS) * of_engine) * 2**20)
 

@@ -328,13 +328,19 @@ class _Lister:
             launches += hook_launches(self.style.hooked, len(self.unit.weights), is_backward=is_backward)
         return launches
 
+    def _of_modules(self, *, is_backward: bool) -> int:
+        """Return what a layer's multiplications take longer to launch in Transformer Engine's modules, in launches."""
+        num_modules = len(self.unit.projections) if self.unit.layer is not None else 0
+        return round((self.style.module_share - 1) * num_modules * (1 + is_backward))
+
     def usual_launches(self, *, is_backward: bool) -> int:
         """Return the launches of a pass, but for those of experts' multiplications and of the attention core."""
         unit, model = self.unit, self.model
         if not self.style.apart:
             is_unfused = unit.kind == "moe" and not is_backward and not self.style.fused_router
             rotated = self._rotates_apart * _LAUNCHES_BY_PYTORCH[is_backward]
-            return _LAUNCHES[unit.kind][is_backward] + is_unfused * UNFUSED_ROUTER[model.expert_groups > 1] + rotated
+            longer = rotated + self._of_modules(is_backward=is_backward)
+            return _LAUNCHES[unit.kind][is_backward] + is_unfused * UNFUSED_ROUTER[model.expert_groups > 1] + longer
         launches = _LAUNCHES_APART[unit.kind][is_backward]
         if unit.kind == "attention":
             launches += _LAUNCHES_OF_ROTARY[is_backward] * (model.positions == "rotary")

@@ -427,6 +427,7 @@ class Style(KernelHabits):
         transposes: whether matrix units take eight-bit operands in one order alone, as Hopper's do.
         casts_apart: whether activation functions write 16 bits, which another kernel casts.
         loop_share: how long a launch of experts takes, which a loop in C++ makes, of one that Python dispatches.
+        module_share: the same of a dense layer's multiplication, which Transformer Engine's modules launch.
         num_gathered: how often a device gathers weights: once for each core that frameworks count as a device.
     """
 
@@ -437,6 +438,7 @@ class Style(KernelHabits):
     transposes: bool = True
     casts_apart: bool = False
     loop_share: float = 1.0
+    module_share: float = 1.0
     num_gathered: int = 1
 
     def captured(self, num_launches: int, kind: str) -> tuple[int, int]:

@@ -211,3 +211,20 @@ def test_small_layers_of_old_megatron_wait_for_launches_that_python_makes_long()
     quick = seconds("megatron-2021:launch_factor=1")
     assert seconds("megatron-2021") == pytest.approx(2.5 * quick)
     assert seconds("megatron-2021:launch_s=0.0") < quick
+
+
+@pytest.mark.parametrize(("typ", "usual", "longer"), [("forward", 15, 3), ("backward", 29, 6)])
+def test_multiplications_of_small_layers_wait_for_modules_of_transformer_engine(
+    typ: str, usual: int, longer: int
+) -> None:
+    """A launch of one takes 33.4 us for 13.48: of attention's two matrices forward, twice that backward."""
+
+    def seconds(platform: str) -> float:
+        small = find_workload("gpt2", seq_len=128)
+        predictor = KernelPredictor(1, "h100_80g_nvl8", Pricing("kernels", platform), workload=small)
+        return predictor.compute(typ, 1, 1).seconds
+
+    quick = seconds("nemo-h100:memory=fused")
+    assert quick == pytest.approx(usual * 13.48e-6)
+    assert seconds("nemo-h100") == pytest.approx((usual + longer) * 13.48e-6)
+    assert seconds("nemo-h100:captures=True") == seconds("nemo-h100:memory=fused,captures=True")
