@@ -477,6 +477,15 @@ def hook_launches(stage: int, num_weights: int, *, is_backward: bool) -> int:
     return round(num_weights * _HOOKS[stage][is_backward] / _LAUNCH_S)
 
 
+def bucketed_gradients(num_parameters: int, stage: int) -> MemoryPass:
+    """Return the passes in which DeepSpeed copies a unit's gradients in 16 bits into a bucket, and divides them.
+
+    They are those of `__add_grad_to_ipg_bucket` and of `reduce_scatter_coalesced`, which copies them once more, by rank
+    (`runtime/zero/stage3.py`, `runtime/comm/coalesced_collectives.py`); of stage 2 `average_tensor` divides them.
+    """
+    return MemoryPass("bucket", num_parameters, 12 if stage == 3 else 8)
+
+
 def copied_unit(num_parameters: int, num_ranks: int, summed_bytes: int, *, is_backward: bool) -> MemoryPass:
     """Return the pass in which FSDP2 casts and copies a unit's weights (PyTorch 2.11's `_fsdp_collectives.py`).
 

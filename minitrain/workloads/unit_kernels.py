@@ -40,6 +40,7 @@ from minitrain.workloads.kernels import (
     Matmul,
     MemoryPass,
     backward_matmuls,
+    bucketed_gradients,
     copied_parts,
     copied_unit,
     copies_of_parts,
@@ -289,10 +290,12 @@ class _Lister:
             kernels.append(copied_parts(elements, each, copies))
             launches += copies
         launches += self._of_hosts(is_backward=is_backward)
+        own = sum(prod(weight.part(self.work.degrees)) for weight in self.unit.weights if not weight.is_shared)
+        if self.style.hooked and is_backward:
+            kernels.append(bucketed_gradients(own, self.style.hooked))
         if self.style.copies_units:
             among, summed_bytes = self.style.copies_units, self.model.precision.gradient_bytes
-            own = (prod(weight.part(self.work.degrees)) for weight in self.unit.weights if not weight.is_shared)
-            kernels.append(copied_unit(sum(own), among, summed_bytes, is_backward=is_backward))
+            kernels.append(copied_unit(own, among, summed_bytes, is_backward=is_backward))
             launches += 2 * len(self.unit.weights) * (1 + is_backward)
         if self.model.gate_clamp is not None and any(each.name.endswith("down") for each in self.unit.projections):
             launches += _CLAMP_LAUNCHES

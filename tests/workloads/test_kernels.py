@@ -219,6 +219,15 @@ def test_transformers_run_each_operation_by_itself_in_single_precision() -> None
     assert update_kernels(1000, style).traffic_bytes == 1000 * (6 * 12 + 5 * 4)
 
 
+def test_deepspeed_copies_gradients_into_buckets_and_divides_them() -> None:
+    unit = LLAMA.units()[2]
+    for stage, accesses in ((2, 4), (3, 6)):
+        style = Style(hooked=stage)
+        found = traffic(backward_kernels(LLAMA, unit, work(), style), "bucket")
+        assert found == 2 * accesses * unit.num_held_parameters(WHOLE)
+        assert not traffic(forward_kernels(LLAMA, unit, work(), style), "bucket")
+
+
 def test_deepspeeds_hooks_take_the_host_a_while_for_each_weight() -> None:
     unit = LLAMA.units()[2]
     for list_of, stage, more in ((forward_kernels, 3, 110), (backward_kernels, 3, 96), (backward_kernels, 2, 18)):
