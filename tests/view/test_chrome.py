@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import minitrain as mt
 from minitrain.files import write_text
-from minitrain.operations import COMM, RECV, SEND, Event
-from minitrain.run.analysis.memory_over_time import STORE_NAMES
+from minitrain.operations import COMM, RECV, SEND, STORE_NAMES, Event
 from minitrain.view.exports import chrome_trace, write_chrome_trace
 from tests.sample_logs import data_parallel, one_f_one_b
 

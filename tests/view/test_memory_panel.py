@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import minitrain as mt
-from minitrain.run.analysis.memory_over_time import STORE_NAMES
+from minitrain.operations import STORE_NAMES
 
 _SIZES: Any = {"world_size": 4, "num_layers": 8, "global_batch_size": 16}
 
