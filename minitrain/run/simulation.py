@@ -280,6 +280,7 @@ class StepKeywords(RunParameters):
     lookahead: int = _STRATEGYS
     microbatch_size: int | None = _STRATEGYS
     mixing: float = _STRATEGYS
+    no_sync: bool = _STRATEGYS
     num_chunks: int = _STRATEGYS
     offload: str | None = _STRATEGYS
     offloaded_layers: int | None = _STRATEGYS

@@ -240,7 +240,7 @@ def test_options_are_described_by_what_is_on(found: Tuning) -> None:
 
 
 def test_a_result_shows_itself(found: Tuning) -> None:
-    assert "<table>" in found._repr_html_()
+    assert '<table class="rows">' in found._repr_html_()
     assert repr(found).startswith("<Tuning: ")
     with pytest.raises(AttributeError, match="a choice has no speed"):
         _ = found.best.speed
