@@ -97,14 +97,14 @@ class State:
 @learn.define("list")
 def list_exercises(*, dir: Here = HERE, exercises: Exercises = None) -> None:
     """List the exercises and your progress."""
-    from minitrain.view.tables import filled_table  # noqa: PLC0415  (not for `minitrain --help`)
-
     state = State(dir)
-    rows = []
+    table = Table(box=None, header_style="bold")  # by itself: other tables need what simulates
+    for column in ("", "exercise", "about", "best"):
+        table.add_column(column)
     for exercise in all_exercises(exercises):
         known = state.of(exercise)
-        rows.append(("✓" if known["passed"] else "", exercise.name, exercise.title, f"{known['best'] or ''}"))
-    print_table(filled_table({"": 0, "exercise": 0, "about": 0, "best": 0}, rows, Table(box=None, header_style="bold")))
+        table.add_row("✓" if known["passed"] else "", exercise.name, exercise.title, f"{known['best'] or ''}")
+    print_table(table)
 
 
 @learn.define()

@@ -297,6 +297,7 @@ REFUSED = {
     "x3-0008": "gpt-oss 120B on 64 H100s under FSDP, 2 % over",
     "v3-23": "30B of experts on 8 B200s, 7 % over: torchtitan held 94 % of the device",
     "x5-0023": "the same with plain all_to_alls, 8 % over",
+    "f9-0012": "8B on 4 A100s, 16 samples, 1 % over: as v3-29",
     "v3-29": "7B on 4 A100s, whose head and loss are one operation (Liger): what must fit has all logits",
     "t12-0001": "8B on 8 TPUs without recomputing, 14 % over: as m4-0001",
     **dict.fromkeys(
