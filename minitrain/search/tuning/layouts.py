@@ -1,30 +1,32 @@
 """Layouts of `megatron` that are priced together: the order of their pipelines, and their pieces as columns.
 
-`order_of` says which steps each rank of a pipeline takes, and what it sends and receives between them: from the actions
-that the strategy declares (`minitrain.run.folding.microbatches`). Of many microbatches few are looked at, and the block
-that comes twice is repeated, where they are alike.
+`order_of` says which steps each rank of a pipeline takes, and what it sends and receives between them. The strategy is
+executed on stand-ins that compute nothing: each stage is one layer, each microbatch one sample, and whatever is
+received is there at once. Only the order in which a rank asks for its operations is kept. Of many microbatches few are
+executed, and the block that comes twice is repeated, where the strategy declares them alike
+(`minitrain.run.folding.microbatches`).
 
 `Columns` has the pieces of the steps of layouts of one structure, with a column for each layout.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
-from itertools import starmap, zip_longest
+from itertools import starmap
 from typing import Any
 
 import numpy as np
 
+from minitrain.errors import StrategyError
 from minitrain.machine.platforms import StandsFor
 from minitrain.operations import SEND as MESSAGE
 from minitrain.run.analysis.timeline import Floats
 from minitrain.run.folding.microbatches import Microbatches
 from minitrain.run.rank_tasks import declared_by
 from minitrain.run.strategy_loading import choose_strategy
-from minitrain.search.schedules.held_layers import require_multiple
 from minitrain.search.tuning.pieces import EndKey, PassKey, Piece, Pieces, StagePiece, Triple, in_layout
 from minitrain.tensors.index_sets import grouped
 
@@ -82,6 +84,154 @@ class Order:
         return _Turns(self).run()
 
 
+class _Token:
+    """Stands for any tensor."""
+
+    def __add__(self, other: object) -> _Token:
+        return self
+
+
+_TOKEN = _Token()
+
+
+class _Group:
+    """A group of one rank."""
+
+    size, index = 1, 0
+
+
+_ALONE = _Group()
+
+
+class _Mesh:
+    """The mesh of a pipeline: other axes have one rank."""
+
+    def __init__(self, pp: int, place: int) -> None:
+        self._pp, self._place = pp, place
+
+    def group(self, *_: str) -> _Group:
+        """Return the group along an axis."""
+        return _ALONE
+
+    def coord(self, axis: str) -> int:
+        """Return the place along an axis."""
+        return self._place if axis == "pp" else 0
+
+    def peer(self, _: str, offset: int, *, wrap: bool) -> int:
+        """Return another rank of the pipeline."""
+        del wrap
+        return (self._place + offset) % self._pp
+
+
+class _Launched:
+    """A message that was launched."""
+
+    def __init__(self, asked: list[Asked], message: tuple[int, int]) -> None:
+        self._asked, self._message = asked, message
+
+    def __await__(self) -> Any:
+        self._asked.append((WAIT, *self._message))
+        return _TOKEN
+        yield
+
+
+class _StandIn:
+    """What the strategy takes for its model: it notes what is asked for.
+
+    Args:
+        place: the rank.
+        pp: ranks of the pipeline.
+        num_stages: of all ranks.
+        num_microbatches: of a step.
+        numbers: of kinds of messages, by sender, receiver, direction and stage; all ranks share it.
+    """
+
+    layers_are_alike, tied_layers = True, ()
+
+    def __init__(self, place: int, pp: int, num_stages: int, num_microbatches: int, numbers: dict[Any, int]) -> None:
+        self.asked: list[Asked] = []
+        self._numbers = numbers
+        self._passed: Counter[tuple[int, int]] = Counter()
+        self.rank, self.world_size = place, pp
+        self.num_layers, self.global_batch_size = num_stages, num_microbatches
+        self.blocks = tuple((layer,) for layer in range(num_stages))
+        self.recompute = "none"
+        self.weights: dict[Any, Any] = {}
+        self.opt_states: dict[Any, Any] = {}
+        self.activations: dict[Any, Any] = {}
+        self.grad_activations: dict[Any, Any] = {}
+        self.grad_weights: dict[Any, Any] = {}
+
+    def mesh(self, pp: int, **_: int) -> _Mesh:
+        """Return the mesh."""
+        return _Mesh(pp, self.rank)
+
+    def load_weights(self, *_: int, **__: int) -> tuple[_Token, _Token]:
+        """Return a weight and an optimizer state."""
+        return _TOKEN, _TOKEN
+
+    def get_input_activation(self, _: Iterable[int]) -> _Token:
+        """Return an input."""
+        return _TOKEN
+
+    def loss(self, _: _Token) -> _Token:
+        """Return a gradient."""
+        return _TOKEN
+
+    def forward(self, layer: int, *_: _Token) -> _Token:
+        """Note a forward."""
+        self._pass(FORWARD, layer)
+        return _TOKEN
+
+    def backward(self, layer: int, *_: _Token) -> tuple[_Token, _Token]:
+        """Note a backward."""
+        self._pass(BACKWARD, layer)
+        return _TOKEN, _TOKEN
+
+    def update(self, *_: Any) -> tuple[_Token, _Token]:
+        """Return an updated weight and state."""
+        return _TOKEN, _TOKEN
+
+    def set_final_weight(self, *_: Any) -> None:
+        """Take a final weight."""
+
+    def _pass(self, code: int, stage: int) -> None:
+        """Note a pass, of the next microbatch."""
+        self.asked.append((code, stage, self._passed[code, stage]))
+        self._passed[code, stage] += 1
+
+    async def send(self, dest: int, _: _Token, *, tag: tuple[str, int, int]) -> None:
+        """Note a message."""
+        self._communicate(SEND, self.rank, dest, *tag)
+
+    async def receive(self, source: int, *, tag: tuple[str, int, int]) -> _Token:
+        """Note a receive."""
+        self._communicate(RECEIVE, source, self.rank, *tag)
+        return _TOKEN
+
+    def _communicate(self, code: int, source: int, dest: int, direction: str, stage: int, microbatch: int) -> None:
+        """Note one side of a message."""
+        kind = source, dest, direction, stage
+        self.asked.append((code, self._numbers.setdefault(kind, len(self._numbers)), microbatch))
+
+    def launch(self, operation: Coroutine[Any, Any, Any]) -> _Launched:
+        """Note a message that runs beside what follows."""
+        _end(operation)
+        code, *message = self.asked.pop()
+        kind, microbatch = message
+        self.asked.append((code + LAUNCHED, kind, microbatch))
+        return _Launched(self.asked, (kind, microbatch))
+
+
+def _end(coroutine: Coroutine[Any, Any, Any]) -> None:
+    """Run a coroutine that waits for nothing."""
+    try:
+        coroutine.send(None)
+    except StopIteration:
+        return
+    raise StrategyError("megatron waits for what is no message, so that its order is not known")
+
+
 @lru_cache(maxsize=4)
 def order_of(pp: int, num_chunks: int, num_microbatches: int, messages: str, schedule: str = "1f1b") -> Order:
     """Return what each rank of a pipeline asks for, in its order.
@@ -98,111 +248,34 @@ def order_of(pp: int, num_chunks: int, num_microbatches: int, messages: str, sch
     """
     short = _shortened(pp, num_chunks, num_microbatches)
     if short is not None:
-        few = _whole_order(pp, num_chunks, short.few, messages, schedule)
+        few = _executed(pp, num_chunks, short.few, messages, schedule)
         asked = [_lengthened(of_rank, short) for of_rank in few.asked]
         if all(asked):
             return replace(few, asked=tuple(asked), num_microbatches=num_microbatches)
-    return _whole_order(pp, num_chunks, num_microbatches, messages, schedule)
+    return _executed(pp, num_chunks, num_microbatches, messages, schedule)
 
 
 @lru_cache(maxsize=64)
 def _shortened(pp: int, num_chunks: int, num_microbatches: int) -> Microbatches | None:
     """Return how many microbatches tell what the ranks ask for; None for all."""
-    return _microbatches(pp, num_chunks, num_microbatches).shortened()
-
-
-def _microbatches(pp: int, num_chunks: int, num_microbatches: int, schedule: str = "1f1b") -> Microbatches:
-    """Return the microbatches of a step, as the strategy declares them."""
     function: Any = choose_strategy("megatron").function
-    given = {"microbatch_size": 1, "pp": pp, "num_chunks": num_chunks, "schedule": schedule}
-    _, options = declared_by(function, given)
-    found: Microbatches = function.microbatches(options, pp, num_microbatches)
-    return found
+    _, options = declared_by(function, {"microbatch_size": 1, "pp": pp, "num_chunks": num_chunks})
+    found: Microbatches | None = function.microbatches(options, pp, num_microbatches)
+    return found and found.shortened()
 
 
 @lru_cache(maxsize=64)
-def _whole_order(pp: int, num_chunks: int, num_microbatches: int, messages: str, schedule: str) -> Order:
-    """Return what each rank asks for, from the actions of all microbatches."""
-    if num_chunks > 1 and schedule == "1f1b":
-        require_multiple("num_microbatches", num_microbatches, "pp", pp, "megatron")
+def _executed(pp: int, num_chunks: int, num_microbatches: int, messages: str, schedule: str = "1f1b") -> Order:
+    """Return what each rank asks for when it is executed."""
+    function: Any = choose_strategy("megatron").function
     numbers: dict[tuple[int, int, str, int], int] = {}
-    rows = _microbatches(pp, num_chunks, num_microbatches, schedule).orders(num_microbatches)
-    asked = [_Asking(place, pp, pp * num_chunks, messages, numbers).of(row) for place, row in enumerate(rows)]
-    return Order(tuple(asked), tuple(starmap(Message, numbers)), num_microbatches)
-
-
-class _Asking:
-    """What a rank asks for as it runs its actions: as `minitrain.search.schedules.pipeline.PipelineRank`.
-
-    Args:
-        place: the rank.
-        pp: ranks of the pipeline.
-        num_stages: of all ranks.
-        messages: one of `MESSAGES`.
-        numbers: of kinds of messages, by sender, receiver, direction and stage; all ranks share it.
-    """
-
-    def __init__(self, place: int, pp: int, num_stages: int, messages: str, numbers: dict[Any, int]) -> None:
-        self._place, self._pp, self._num_stages = place, pp, num_stages
-        self._messages, self._numbers = messages, numbers
-        self._asked: list[Asked] = []
-        self._expected: set[tuple[int, int]] = set()
-        self._sends: dict[int, tuple[int, int]] = {}  # the last one to each rank
-
-    def of(self, cells: Iterable[Iterable[Any]]) -> list[Asked]:
-        """Return what the rank asks for."""
-        actions = [action for cell in cells for action in cell]
-        if self._messages == "hidden":
-            self._expect(actions[0])
-        for action, following in zip_longest(actions, actions[1:]):
-            if self._messages == "hidden":
-                self._expect(following)
-            self._run(action)
-            if self._messages == "batched":
-                self._expect(following)
-                self._all_sent()
-        self._all_sent()
-        return self._asked
-
-    def _run(self, action: Any) -> None:
-        """Receive what an action needs, compute, and send what it makes."""
-        forward = action.kind == "F"
-        needed = self._message(action, -1 if forward else 1, comes=True)
-        if needed is not None:
-            self._asked.append((WAIT if needed in self._expected else RECEIVE, *needed))
-            self._expected.discard(needed)
-        self._asked.append((FORWARD if forward else BACKWARD, action.stage, action.microbatch))
-        made = self._message(action, 1 if forward else -1, comes=False)
-        if made is not None and self._messages == "plain":
-            self._asked.append((SEND, *made))
-        elif made is not None:
-            dest = (action.stage + (1 if forward else -1)) % self._pp
-            if dest in self._sends:
-                self._asked.append((WAIT, *self._sends.pop(dest)))
-            self._asked.append((SEND + LAUNCHED, *made))
-            self._sends[dest] = made
-
-    def _expect(self, action: Any) -> None:
-        """Begin to receive what an action needs of another rank, if there is one."""
-        needed = action and self._message(action, -1 if action.kind == "F" else 1, comes=True)
-        if needed is not None:
-            self._asked.append((RECEIVE + LAUNCHED, *needed))
-            self._expected.add(needed)
-
-    def _all_sent(self) -> None:
-        """Wait until every message is out."""
-        self._asked += [(WAIT, *sent) for sent in self._sends.values()]
-        self._sends.clear()
-
-    def _message(self, action: Any, step: int, *, comes: bool) -> tuple[int, int] | None:
-        """Return kind and microbatch of the message between an action's stage and another one; None on one rank."""
-        stage = action.stage + step
-        other = stage % self._pp
-        if not 0 <= stage < self._num_stages or other == self._place:
-            return None
-        ends = (other, self._place) if comes else (self._place, other)
-        kind = *ends, action.kind, action.stage if comes else stage
-        return self._numbers.setdefault(kind, len(self._numbers)), action.microbatch
+    found = []
+    for place in range(pp):
+        model = _StandIn(place, pp, pp * num_chunks, num_microbatches, numbers)
+        options = {"microbatch_size": 1, "pp": pp, "num_chunks": num_chunks, "schedule": schedule, **MESSAGES[messages]}
+        _end(function(model, **options))
+        found.append(model.asked)
+    return Order(tuple(found), tuple(starmap(Message, numbers)), num_microbatches)
 
 
 def _lengthened(asked: Sequence[Asked], short: Microbatches) -> list[Asked]:

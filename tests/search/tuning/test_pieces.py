@@ -199,7 +199,7 @@ def test_an_order_of_few_microbatches_repeated_is_that_of_all(
 ) -> None:
     sizes = pp, num_chunks, num_microbatches
     assert layout_orders._shortened(*sizes) is not None
-    assert order_of(*sizes, messages) == layout_orders._whole_order(*sizes, messages, "1f1b")
+    assert order_of(*sizes, messages) == layout_orders._executed(*sizes, messages)
 
 
 @pytest.mark.parametrize("messages", MESSAGES)
