@@ -184,7 +184,7 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
 
 def _measured_s(row: Row, layout: Layout) -> float | None:
     """Return the step time of a row, or what its tokens a second make of a step; None without either."""
-    return _by_tokens(row, layout) if (step_time_s := row.number("step_time_s")) is None else step_time_s
+    return row.number("step_time_s") or _by_tokens(row, layout)
 
 
 def _by_tokens(row: Row, layout: Layout) -> float | None:
@@ -301,8 +301,8 @@ def _platform(
     facts, overlaps = row.words("framework").facts, row.words("overlap").facts.get("tp")
     names = facts.get("is", ())
     copies = 0 if "fsdp1" in names else int("torchtitan" in names or framework.habits.get("copies_units", 0))
-    found = replace(found, **_attention_kernel(row, found), **layouts.dispatcher_of(row), copies_units=copies)
-    found = replace(found, moves_apart=found.moves_apart or "torchtitan" in names)  # also where Primus runs it
+    kernels = {**_attention_kernel(row, found), **layouts.dispatcher_of(row), "copies_units": copies}
+    found = replace(found, **kernels, moves_apart=found.moves_apart or "torchtitan" in names)  # also under Primus
     if wanted is not None:
         return found
     found = replace(
