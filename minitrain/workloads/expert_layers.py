@@ -34,7 +34,7 @@ from minitrain.tensors.placed import COPIES, EXPERT_PIECES, ROUTER_PIECES
 from minitrain.workloads.architecture import NARROW_BYTES, Architecture
 from minitrain.workloads.kernels import Kernel, KernelList, Matmul, MemoryPass, one_hot_products
 from minitrain.workloads.pass_costs import MOVES_OF_NORM, MOVES_OF_RESIDUAL
-from minitrain.workloads.shapes import WHOLE, Degrees, Gemm, Projection, Work
+from minitrain.workloads.shapes import WHOLE, Degrees, Gemm, Projection, WeightShape, Work
 from minitrain.workloads.unit import Unit, has_second_norm
 from minitrain.workloads.unit_kernels import PERMUTATIONS, PROBABILITIES, UNFUSED_ROUTER, pass_kernels, repeated_kernels
 from minitrain.workloads.workload import Cost, PassMode, Recompute, Style, takes_again
@@ -140,9 +140,11 @@ def kernels_of_experts(
     if not num_tokens:
         return KernelList()
     work = Work(1, num_tokens, Degrees(ep=num_parts))
-    experts = _with(unit, (projection for projection in unit.projections if projection.num_experts))
+    weights = (weight for weight in unit.weights if weight.experts_per_token)
+    experts = _with(unit, (projection for projection in unit.projections if projection.num_experts), weights)
     again = "moe_act" if takes_again(recompute, "moe_act") else "none"
-    style_of_all = replace(style, captures=style.captures_experts, fused_router=True)
+    among = -(-style.copies_units // num_parts)  # ranks that share a part's experts
+    style_of_all = replace(style, captures=style.captures_experts, fused_router=True, copies_units=among)
     whole = pass_kernels(model, experts, work, typ, again, style_of_all)
     kernels = _without(whole.kernels, _AROUND)
     if has_slots:
@@ -185,8 +187,9 @@ def kernels_around_experts(
     shared = [projection for projection in unit.projections if projection.name.startswith("shared.")]
     way = "backward" if typ.startswith("backward") else "forward"
     of_pass = {"route": router, "combine": shared, "backward_route": [*router, *shared]}.get(typ, ())
-    sorts = replace(style, one_hot_capacity=0.0)
-    found = pass_kernels(model, _with(unit, of_pass), work, way, "none", sorts).kernels
+    gathered = (weight for weight in unit.weights if typ.endswith("route") and not weight.experts_per_token)
+    sorts = replace(style, one_hot_capacity=0.0, copies_units=style.copies_units if typ.endswith("route") else 0)
+    found = pass_kernels(model, _with(unit, of_pass, gathered), work, way, "none", sorts).kernels
     before, after = PERMUTATIONS
     if typ == "backward_combine":
         found = tuple(kernel for kernel in found if _name(kernel) in _RESIDUAL | {after})
@@ -240,9 +243,9 @@ def _with_bias(kernels: Iterable[Kernel], factor: float) -> Iterator[Kernel]:
             yield replace(kernel, element_bytes=factor * kernel.element_bytes)
 
 
-def _with(unit: Unit, projections: Iterable[Projection]) -> Unit:
-    """Return a unit with some of its multiplications."""
-    return replace(unit, projections=tuple(projections))
+def _with(unit: Unit, projections: Iterable[Projection], weights: Iterable[WeightShape] = ()) -> Unit:
+    """Return a unit with some of its multiplications, and the weights that a pass gathers."""
+    return replace(unit, projections=tuple(projections), weights=tuple(weights))
 
 
 def _without(kernels: Iterable[Kernel], names: frozenset[str]) -> tuple[Kernel, ...]:

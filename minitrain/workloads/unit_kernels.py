@@ -707,7 +707,8 @@ def pass_kernels(model: Architecture, unit: Unit, work: Work, typ: str, recomput
 
 
 def _again(model: Architecture, unit: Unit, work: Work, recompute: str, style: Style) -> KernelList:
-    """Return what backward computes again."""
+    """Return what backward computes again, from weights that it has gathered."""
+    style = replace(style, copies_units=0)
     if recompute == "full" and unit.layer is not None:
         forward = forward_kernels(model, unit, work, style)
         return _without_last(forward) if style.stops_early and unit.kind == "mlp" else forward

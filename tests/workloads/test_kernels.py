@@ -28,7 +28,7 @@ from minitrain.workloads.unit_kernels import (
     repeated_kernels,
     update_kernels,
 )
-from minitrain.workloads.workload import Style
+from minitrain.workloads.workload import PassMode, Style
 
 GPT = mt.Transformer(
     num_layers=2, hidden_size=1024, num_heads=16, vocab_size=51200, seq_len=512, attention="unfused", dropout=0.1
@@ -244,6 +244,37 @@ def test_fsdp_casts_and_copies_what_it_gathers() -> None:
     assert traffic(forward_kernels(LLAMA, unit, work(), style), "unit") == 10 * held
     assert traffic(backward_kernels(LLAMA, unit, work(), style), "unit") == 24 * held
     assert not traffic(forward_kernels(LLAMA, unit, work()), "unit")
+
+
+def test_fsdp_gathers_a_divided_layer_once_and_of_its_experts_a_part() -> None:
+    """Experts in 4 parts have 8 / 4 ranks that share them: a shard's cast counts a half there, an eighth elsewhere."""
+    model, style = replace(LLAMA, num_experts=8, experts_per_token=2, moe_layers=(0, 1)), Style(copies_units=8)
+    unit = model.units()[2]
+    experts = sum(weight.num_parameters for weight in unit.weights if weight.experts_per_token)
+    others = unit.num_held_parameters(WHOLE) - experts
+    around = {
+        typ: traffic(kernels_around_experts(model, unit, typ, work(), "none", style), "unit")
+        for typ in ("route", "combine", "backward_combine", "backward_route")
+    }
+    of_part = {
+        typ: traffic(kernels_of_experts(model, unit, typ, 1024, 4, "none", style), "unit")
+        for typ in ("forward", "backward")
+    }
+    sums = 2 + model.precision.gradient_bytes * (1 + 2 / 8), 2 + model.precision.gradient_bytes * (1 + 2 / 2)
+    assert around == {
+        "route": (4 + 6 / 8) * others,
+        "combine": 0,
+        "backward_combine": 0,
+        "backward_route": (4 + 6 / 8 + sums[0]) * others,
+    }
+    assert of_part == {"forward": (4 + 6 / 2) * experts / 4, "backward": (4 + 6 / 2 + sums[1]) * experts / 4}
+
+
+def test_what_backward_computes_again_finds_its_weights_gathered() -> None:
+    workload, style = TransformerWorkload(LLAMA), Style(copies_units=8)
+    once, again = (workload.pass_kernels("backward", 1, 2, PassMode(how), style) for how in ("none", "full"))
+    assert traffic(once, "unit") == traffic(again, "unit") > 0
+    assert len(again.kernels) > len(once.kernels)
 
 
 def test_dtensor_copies_whole_activations_around_collectives_along_the_sequence() -> None:
