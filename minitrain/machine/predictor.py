@@ -400,7 +400,8 @@ class KernelPredictor(_ConfigPredictor):
         self.world_size, self.system, self.pricing = world_size, system, pricing
         self._platform, self._left_out = platform, frozenset(pricing.without)
         self._inner = min(system.networks, key=lambda tier: tier.size)
-        is_waiting = has_experts(workload) and not platform.pads_experts and captures != "whole"
+        is_eager = platform.has_modules and not platform.pads_experts and captures != "whole"
+        is_waiting = is_eager and has_experts(workload)
         self.style = Style(
             attention=platform.attention_of(rates),
             casts_apart=platform.casts_apart,
