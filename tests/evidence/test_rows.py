@@ -637,7 +637,7 @@ def test_frameworks_of_nvidia_run_as_their_performance_scripts_say(
     assert chunked.platform is None or chunked.platform.fused_loss == is_fused
 
 
-@pytest.mark.parametrize(("platform", "is_apart"), [("nemo-h100", True), ("torchtitan-h100", False)])
+@pytest.mark.parametrize(("platform", "is_apart"), [("nemo-h100", True), ("compiled-fsdp", False)])
 def test_activation_functions_of_megatron_leave_casts_to_other_kernels(platform: str, is_apart: bool) -> None:
     pricing = Pricing("kernels", platform=find_platform(platform))
     predictor = KernelPredictor(8, load_config("h100_80g_nvl8"), pricing, workload=find_workload("llama3-8b"))

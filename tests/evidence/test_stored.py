@@ -65,7 +65,7 @@ def test_a_run_says_how_far_runs_like_it_were_off(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"hardware": "gb200_nvl72"}, " (no run of torchtitan-h100 on GB200)"),
+        ({"hardware": "gb200_nvl72"}, " (no run of compiled-fsdp-b200 on GB200)"),
         ({}, " (compiled-fsdp on H100: no GPT-like model)"),
         ({"fidelity": "roofline"}, ""),
         ({"platform": "components"}, " (no run of components on H100, GPT-like"),

@@ -64,7 +64,7 @@ def test_a_loss_in_one_kernel_keeps_logits_in_16_bits() -> None:
 
 def stages_of(schedule: str, memory: str) -> mt.Run:
     """Return a run of two stages of FSDP, each of which two ranks share."""
-    platform, small = replace(find_platform("torchtitan-h100"), memory=memory), replace(MODEL, vocab_size=1024)
+    platform, small = replace(find_platform("compiled-fsdp"), memory=memory), replace(MODEL, vocab_size=1024)
     sizes: dict[str, Any] = {"world_size": 4, "workload": small, "global_batch_size": 16, "microbatch_size": 1}
     return mt.simulate("megatron", pp=2, zero=1, schedule=schedule, platform=platform, fold=False, **sizes)
 
@@ -232,7 +232,7 @@ def test_only_known_habits_are_taken() -> None:
 def of_fsdp(memory: str, **changes: Any) -> DeviceMemory:
     """Return the memory of a run of torchtitan's FSDP in two shards."""
     sizes = {"world_size": 2, "workload": MODEL, "global_batch_size": 8, "fold": False}
-    platform = replace(find_platform("torchtitan-h100"), memory=memory)
+    platform = replace(find_platform("compiled-fsdp"), memory=memory)
     found = mt.simulate("fsdp", platform=platform, **{**sizes, **changes}).device_memory
     assert found is not None
     return found
@@ -328,7 +328,7 @@ def test_stages_of_deepspeed_keep_what_they_have_sent() -> None:
 
 def test_eager_experts_keep_their_inputs_in_single_precision_and_activated_gates() -> None:
     model = replace(MODEL, num_experts=8, experts_per_token=2, moe_ffn_hidden_size=512, moe_layers=(0, 1))
-    model, platform = replace(model, num_kv_heads=4), replace(find_platform("torchtitan-h100"), memory="eager")
+    model, platform = replace(model, num_kv_heads=4), replace(find_platform("compiled-fsdp"), memory="eager")
     found = mt.simulate("single", platform=platform, workload=model, global_batch_size=1, world_size=1).device_memory
     assert found is not None
     heads = 2 * 2 * HIDDEN / 2  # keys and values of eight heads instead of four

@@ -147,7 +147,7 @@ def test_the_default_without_a_model_is_the_roofline() -> None:
     ("strategy", "hardware", "priced_by"),
     [
         ("fsdp", "h100_80g_nvl8", "kernels, platform compiled-fsdp, with contention"),
-        ("1f1b", "b200_192g_nvl8", "kernels, platform torchtitan-h100"),
+        ("1f1b", "b200_192g_nvl8", "kernels, platform compiled-fsdp-b200"),
         ("megatron", "h100_80g_nvl8", "kernels, platform nemo-h100"),
         ("megatron", "a100_80g", "kernels, platform megatron-a100"),
         ("fsdp", "tpu_v5p", "kernels, platform xla, with contention"),

@@ -309,7 +309,7 @@ def test_contention_is_that_of_each_machine(fold: bool) -> None:
     vary: dict[str, Any] = {
         "networks[0].processor_usage": [0.0, 0.1, 0.1, 0.3],
         "mem1.GBps": [900, 1200, 2400, 3600],
-        "platform": ["xla", "xla", "torchtitan-h100", "compiled-fsdp"],
+        "platform": ["xla", "xla", "eager-h100", "compiled-fsdp"],
     }
     priced = mt.price("fsdp", vary=vary, fold=fold, **sizes)
     require_equal_to_separate(priced)
