@@ -405,9 +405,10 @@ def shared_by_ranks(strategy: Any) -> Mapping[str, bytes]:
             try:
                 found[name] = pickle.dumps(value)
             except Exception:  # whatever its class raises
-                left += (
-                    [*getattr(value, "__dict__", {}).items()] if type(value).__module__.partition(".")[0] == own else ()
-                )
+                module = type(value).__module__
+                left += [*getattr(value, "__dict__", {}).items()] if module.partition(".")[0] == own else ()
+                if module == "itertools":  # which Python 3.14 does not pickle
+                    found[name] = repr(value).encode()
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import pickle
 import random
 from collections.abc import Callable
 from typing import Any
@@ -193,6 +194,12 @@ def test_a_strategy_that_is_another_one_on_other_ranks_is_refused(make: Any, tol
 def test_ranks_that_change_what_they_share_do_not_fold(strategy: Any, shared: str) -> None:
     with pytest.raises(mt.StrategyError, match=f"ranks share {shared} and have changed it"):
         mt.simulate(strategy, world_size=16, num_layers=1, global_batch_size=64, fold=True)
+
+
+def test_a_counter_that_cannot_be_pickled_as_since_python_3_14_is_seen_to_count(monkeypatch: Any) -> None:
+    monkeypatch.delattr(pickle, "dumps")
+    with pytest.raises(mt.StrategyError, match="ranks share count and have changed it"):
+        mt.simulate(_counted_to_eight(), world_size=16, num_layers=1, global_batch_size=64, fold=True)
 
 
 def test_a_strategy_of_ones_own_that_does_the_same_everywhere_folds() -> None:
