@@ -561,7 +561,8 @@ class _Walk:
         if name in _ON_HOST or (name == "device_put" and "host" in str(params.get("devices"))):
             self.on_host.append(name)
         if name == "scan":  # once for each step; constants are those of outside, all else is new in each step
-            self._body(params["jaxpr"], inputs[: params["num_consts"]], count * params["length"])
+            constants = params["num_consts"] if "num_consts" in params else len(params["ft_in"].unpack()[0])  # JAX 0.12
+            self._body(params["jaxpr"], inputs[:constants], count * params["length"])
             return [_value(var) for var in eqn.outvars]
         if name == "while":
             return self._while(eqn, inputs, count)

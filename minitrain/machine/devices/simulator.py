@@ -99,7 +99,7 @@ def as_program(ir: Any) -> Program:
     kind = type(ir).__name__
     if isinstance(ir, Program):
         return ir
-    if kind == "ClosedJaxpr":
+    if kind in ("ClosedJaxpr", "Jaxpr") and hasattr(ir, "jaxpr"):  # since JAX 0.12 all are closed
         from minitrain.machine.devices.jax_programs import program_of_jaxpr  # noqa: PLC0415 - JAX is heavy
 
         return program_of_jaxpr(ir)

@@ -24,7 +24,7 @@ STRUCT: Any = jax.ShapeDtypeStruct
 
 def over(num_devices: int, body: Any, **specs: Any) -> Any:
     """Return a function over a mesh of devices that need not be there."""
-    mesh = jax.sharding.AbstractMesh((num_devices,), ("x",))
+    mesh = jax.sharding.AbstractMesh((num_devices,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
     return jax.shard_map(body, mesh=mesh, check_vma=False, **specs)
 
 
