@@ -12,6 +12,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pytest
+
 import minitrain as mt
 from minitrain.evidence.rows import read_rows as read_table
 from minitrain.evidence.rows import require_known
@@ -31,7 +33,6 @@ from minitrain.run.strategy_loading import load_strategy
 from minitrain.search.sweeps.sweep import read_results, writing
 from minitrain.search.tuning.findings import of_calculon
 from minitrain.tensors.expert_load import as_imbalance, expert_load
-from minitrain.training.checkpoints import Checkpoints
 from minitrain.workloads.documents import Documents
 from minitrain.workloads.exchange.reading import read_recipe
 from tests.machine.test_profiler_traces import MARKS, trace
@@ -147,6 +148,9 @@ def _newest(path: Path) -> Any:
     folder.mkdir(exist_ok=True)
     (folder / "minitrain.json").unlink(missing_ok=True)
     (folder / "minitrain.json").symlink_to(path.absolute())
+    pytest.importorskip("torch")
+    from minitrain.training.checkpoints import Checkpoints
+
     return Checkpoints(path.parent, 1, {"world_size": 2}).newest()
 
 

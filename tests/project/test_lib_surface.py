@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+from functools import reduce
+from operator import add
 from typing import Any
 
 import pytest
@@ -249,4 +251,4 @@ def test_log_event_prices_every_type_as_the_operation_does() -> None:
         model.log_event(typ, 0, input=weight)
         expected[place] = predictor.get_collective_time(typ, weight)
     assert {place: event.duration for place, event in enumerate(model.log)} == expected
-    assert model.log[8].time == sum([0.0, *[e.duration for e in model.log][:8]])
+    assert model.log[8].time == reduce(add, [e.duration for e in model.log][:8])

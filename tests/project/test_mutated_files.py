@@ -10,6 +10,8 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -91,6 +93,11 @@ def verdict(reader: Reader, path: Path) -> str:
     assert not _RAW.search(message), message
     assert len(message) < 20_000
     return "refused"
+
+
+def test_files_are_damaged_without_torch_too() -> None:
+    code = "import sys; sys.modules['torch'] = None; import tests.project.mutated_files"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 def test_every_kind_of_file_is_tried(all_readers: dict[str, Reader]) -> None:
