@@ -489,14 +489,14 @@ def _extended(first: float, second: float, rounds: float) -> float:
 
 
 def _few(case: Case) -> tuple[int, int]:
-    """Return two numbers of microbatches with which the pipeline is steady, one round apart."""
+    """Return two numbers of microbatches with which the pipeline is steady, one round apart; paired passes to 3e-4."""
     pp, rest = case.layout.pp, case.layout.num_microbatches % case.period
     if pp == 1:
         return 2, 3
-    if case.layout.schedule != "1f1b":
-        pp *= 3  # their warm-up has up to 2 pp - 1 microbatches
-    elif case.layout.num_chunks > 1 and (case.measured_bytes is not None or _is_combined(case)):
-        pp *= 2  # the time is steady before the memory is
+    if case.layout.schedule in layouts.V_SHAPED:
+        pp *= 3  # microbatches of both directions meet
+    elif case.layout.schedule != "1f1b" or (case.layout.num_chunks > 1 and case.measured_bytes is not None):
+        pp *= 2  # a warm-up has up to 2 pp - 1 microbatches; interleaved, the time is steady before the memory is
     return pp + rest, pp + rest + case.period
 
 

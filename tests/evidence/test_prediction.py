@@ -26,6 +26,10 @@ from tests.evidence.test_rows import row as row_of
         {"n_micro": "24", "gbs": "192", "n_layers": "7"},
         {"n_micro": "24", "gbs": "768", "pp": "1", "tp": "1", "dp": "16"},
         {"n_micro": "9", "gbs": "288", "framework": "FSDP", "zero": "3", "pp": "1", "tp": "1", "dp": "16"},
+        *(
+            {"n_micro": "24", "gbs": "192", "n_layers": "16", "schedule": schedule}
+            for schedule in ("GPipe", "ZB-H1", "ZB-H2", "ZB-2p", "ZB-V", "DualPipeV")
+        ),
     ],
     ids=str,
 )
