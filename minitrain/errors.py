@@ -203,6 +203,13 @@ def attribute_meant(error: BaseException) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
+def made_a_tensor(value: Any) -> str:
+    """Return how a tensor is had from what a strategy gave instead of one, as a message ends with it; or ""."""
+    if inspect.isawaitable(value):
+        return "; `await` it, and use what that returns"
+    return "; unpack it, as in `weight, opt_state = model.load_weights(...)`" if isinstance(value, tuple) else ""
+
+
 def reason_of(error: BaseException) -> str:
     """Return an error's type and text for a row; where the system gives no memory, that it does not."""
     return f"{type(error).__name__}: {NO_MEMORY if lacks_memory(error) else text_of(error)}"

@@ -16,7 +16,7 @@ from itertools import islice
 from operator import index
 from typing import TYPE_CHECKING, Any
 
-from minitrain.errors import LawError, TensorTypeError
+from minitrain.errors import LawError, TensorTypeError, made_a_tensor
 from minitrain.files import shown
 from minitrain.operations.collectives import describe
 from minitrain.operations.computations import COMPUTATIONS
@@ -132,7 +132,8 @@ def require_kind(model: RankState, op: str, name: str, value: Any, kind: type) -
         )
         raise broken(model, op, rule, value.layer, value=value)
     if value.__class__ is not kind and not isinstance(value, kind):
-        message = f"{op} on rank {model._rank}: {name} must be a {kind.__name__}, got {describe(value)}"
+        found = f"{describe(value)}{made_a_tensor(value)}"
+        message = f"{op} on rank {model._rank}: {name} must be a {kind.__name__}, got {found}"
         raise TensorTypeError(message, op=op, rank=model._rank, value=value)
 
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sized
 from dataclasses import dataclass, field
-from inspect import isawaitable, iscoroutine
+from inspect import iscoroutine
 from itertools import islice
 from typing import Any, NoReturn, TypeVar
 
-from minitrain.errors import TensorTypeError
+from minitrain.errors import TensorTypeError, made_a_tensor
 from minitrain.operations import UNITS_PER_ELEMENT
 from minitrain.tensors import Activation, ActivationGrad, OptState, Weight, WeightGrad
 
@@ -109,8 +109,7 @@ class Account:
             tensor._units = units = int(self.measure(tensor) * UNITS_PER_ELEMENT)
         except AttributeError:
             found = type(tensor).__name__ + ("" if iscoroutine(tensor) else f" ({tensor!r:.80})")
-            remedy = "; `await` it, and keep what that returns" if isawaitable(tensor) else ""
-            message = f"only tensors can be held in a store, got {found}{remedy}"
+            message = f"only tensors can be held in a store, got {found}{made_a_tensor(tensor)}"
             raise TensorTypeError(message, value=tensor) from None
         return units
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import is_not
@@ -20,7 +22,7 @@ from minitrain.engine.event_loop import RankTask, collecting_unretrieved_errors,
 from minitrain.engine.model import Model
 from minitrain.engine.protocol import lines_of_calls, shortened
 from minitrain.engine.semantics import DeclaredLocalSteps, Entry, SharesOfRun
-from minitrain.errors import MinitrainError, StrategyError, UsageError
+from minitrain.errors import MinitrainError, StrategyError, UsageError, one_of, text_of
 from minitrain.machine.device import DataSheet
 from minitrain.machine.platforms import StandsFor, find_platform
 from minitrain.machine.predictor import network_of
@@ -478,8 +480,18 @@ def _raise_failure(name: str, models: Sequence[Model], rank: int, error: BaseExc
         ) from error
     place = passed_by(error) if isinstance(error, MinitrainError) else None  # Python says where others come from
     at = "" if place is None else f", {place}"
-    error.add_note(f"on rank {rank} of {models[0].world_size}, strategy {name}{at}")  # a folded run has fewer models
+    meant = _parameter_meant(models[0], error)
+    error.add_note(
+        f"on rank {rank} of {models[0].world_size}, strategy {name}{at}{meant}"
+    )  # a folded run has fewer models
     raise error
+
+
+def _parameter_meant(model: Model, error: BaseException) -> str:
+    """Return the parameters of an operation that was called by one it does not have, the likeliest first, or ""."""
+    found = re.search(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'", text_of(error))
+    called = getattr(model, found[1], None) if found and isinstance(error, TypeError) else None
+    return f"; {one_of(found[2], inspect.signature(called).parameters)}" if found and callable(called) else ""
 
 
 def require_nothing_left(dist: Dist, models: Sequence[Model]) -> None:

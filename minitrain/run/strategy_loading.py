@@ -280,9 +280,9 @@ def load_strategy(strategy: str | Strategy) -> tuple[str, Strategy]:
     else:
         name, function = _name_of(strategy), strategy
     if not _is_coroutine_function(function):
-        raise StrategyError(
-            f"a strategy must be an async function, `async def {name}(model): ...`, got {function!r:.80}", strategy=name
-        )
+        rule = f"a strategy must be an async function, `async def {name}(model): ...`, got {function!r:.80}"
+        remedy = "; leave out its `yield`" if inspect.isasyncgenfunction(unwrapped(function)) else ""
+        raise StrategyError(f"{rule}{remedy}", strategy=name)
     return name, function
 
 

@@ -26,7 +26,7 @@ from functools import lru_cache
 from math import ceil, prod
 from typing import Any, Protocol
 
-from minitrain.errors import TensorTypeError, UsageError, choice_fault
+from minitrain.errors import TensorTypeError, UsageError, choice_fault, made_a_tensor
 from minitrain.tensors.compressed import COMPRESSED_KINDS, ApproximateGrad, CompressedGrad, Compressor, PowerSGD, Shapes
 
 NONE: frozenset[int] = frozenset()
@@ -520,7 +520,7 @@ def other_message_bytes(workload: Any, tensor: Any) -> int:
         )
     raise TensorTypeError(
         "only a Weight, WeightGrad, OptState, Activation or ActivationGrad can be communicated, "
-        f"got {kind} ({tensor!r:.80})",
+        f"got {kind} ({tensor!r:.80}){made_a_tensor(tensor)}",
         value=tensor,
     )
 

@@ -63,7 +63,7 @@ async def forgetful(model):
         ),
         (
             "weights[0] = model.broadcast(weights[0], 0)",
-            "minitrain: only tensors can be held in a store, got coroutine; `await` it, and keep what that returns",
+            "minitrain: only tensors can be held in a store, got coroutine; `await` it, and use what that returns",
         ),
     ],
 )

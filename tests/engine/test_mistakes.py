@@ -563,7 +563,7 @@ async def freed_result_awaited_again(model: Model) -> Model:
     return model
 
 
-@mistake(mt.LawError, r"update on rank 0: weight_grad must be a WeightGrad, got coroutine")
+@mistake(mt.LawError, r"update on rank 0: weight_grad must be a WeightGrad, got coroutine; `await` it, and use")
 async def a_coroutine_for_a_tensor(model: Model) -> Model:
     both_passes(model, range(4))
     operation = model.all_reduce(model.grad_weights[0], 0)
@@ -571,6 +571,20 @@ async def a_coroutine_for_a_tensor(model: Model) -> Model:
         model.update(0, operation, model.weights[0], model.opt_states[0])  # type: ignore[arg-type]  # the mistake
     finally:
         operation.close()
+    return model
+
+
+@mistake(mt.LawError, r"weight must be a Weight, got tuple; unpack it, as in `weight, opt_state = model.load_weights")
+async def a_tuple_for_a_tensor(model: Model) -> Model:
+    model.forward(0, model.get_input_activation(range(4)), model.load_weights(0))  # type: ignore[arg-type]
+    return model
+
+
+@mistake(
+    TypeError, r"unexpected keyword argument 'num_shard'(.|\n)*; did you mean \"num_shards\"\? There are layer, shard"
+)
+async def a_misspelt_parameter(model: Model) -> Model:
+    model.load_weights(0, num_shard=2)  # type: ignore[call-arg]  # the mistake
     return model
 
 

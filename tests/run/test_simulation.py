@@ -87,7 +87,7 @@ def test_a_broken_law_is_noted_with_the_line_of_the_strategy() -> None:
         return model
 
     line = forgets.__code__.co_firstlineno + 2
-    with pytest.raises(mt.errors.TensorTypeError, match=r"got Launched .*; `await` it, and keep what that") as caught:
+    with pytest.raises(mt.errors.TensorTypeError, match=r"got Launched .*; `await` it, and use what that") as caught:
         simulate(forgets)
     assert caught.value.__notes__ == [f"on rank 0 of 4, strategy forgets, test_simulation.py:{line}"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,10 @@ def not_async(model: Model) -> Model:
     return model
 
 
+async def yields(model: Model) -> AsyncIterator[Model]:
+    yield model
+
+
 def test_a_strategy_may_be_a_function_a_partial_an_object_a_name_or_an_alias() -> None:
     assert load_strategy(mine) == ("mine", mine)
     assert load_strategy("ddp") == ("ddp", ddp)
@@ -49,6 +54,7 @@ def test_a_strategy_may_be_a_function_a_partial_an_object_a_name_or_an_alias() -
         ("nowhere.py:mine", "there is no strategy file nowhere.py; give path.py:function"),
         ("nowhere:mine", "there is no strategy 'nowhere:mine'"),
         (not_async, "a strategy must be an async function, `async def not_async.model.: ...`, got <function"),
+        (yields, "must be an async function, .*; leave out its `yield`"),
         (7, "a strategy must be an async function, `async def int.model.: ...`, got 7"),
     ],
 )
