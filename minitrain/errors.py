@@ -50,7 +50,7 @@ class MinitrainError(Exception):
 
     def __getattr__(self, name: str) -> Any:
         """Return a fact, or None for one that does not apply."""
-        if name.startswith("__"):  # copy and pickle look for dunders on half-made objects
+        if name.startswith("_"):  # copy, pickle and IPython (`_render_traceback_`) look for what only some have
             raise AttributeError(name)
         return self.__dict__.get("facts", {}).get(name)
 

@@ -279,7 +279,8 @@ def frameless_table() -> Table:
 
 def table_text(table: Table) -> str:
     """Return a table as plain text, as wide as it needs."""
-    console = Console(file=io.StringIO(), width=10_000, color_system=None, markup=False, emoji=False)
+    plain: dict[str, Any] = {"color_system": None, "force_jupyter": False, "markup": False, "emoji": False}
+    console = Console(file=io.StringIO(), width=10_000, **plain)
     console.print(table)
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines()).strip("\n")  # type: ignore[attr-defined]  # a StringIO
 

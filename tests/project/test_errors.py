@@ -17,6 +17,10 @@ def test_an_error_crosses_a_process_boundary_with_its_facts() -> None:
         assert (type(other), str(other), other.rank, other.layer) == (mt.LawError, "rule", 3, None)
 
 
+def test_what_ipython_draws_errors_by_is_no_fact_that_does_not_apply() -> None:
+    assert not hasattr(mt.LawError("rule"), "_render_traceback_")
+
+
 @pytest.mark.parametrize(
     ("kind", "base"),
     [

@@ -86,6 +86,13 @@ def test_a_comparison_is_its_table() -> None:
     assert "failed: world_size (2) must be 1 for single" in comparison._repr_html_()
 
 
+def test_a_comparison_is_its_table_in_a_notebook_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    comparison = mt.compare(["ddp", "zero1"], **SIZES)
+    table = repr(comparison)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert repr(comparison) == table != ""
+
+
 def test_a_sweep_says_what_is_done_and_simulates_nothing_for_it() -> None:
     sweep = _sweep()
     assert repr(sweep) == "<Sweep of ddp, single over world_size: 0 of 4 configurations are done>"
