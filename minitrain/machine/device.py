@@ -373,6 +373,9 @@ class KernelRates(ReadOnly):
             0 where each group has tiles of its own.
         grouped_masked: factor on the rate of such a kernel where a width is no multiple of 128, the lanes of a TPU's
             registers: it masks what its blocks have more.
+        grouped_block: width of a block of such a kernel, which is computed whole where a width ends in it; 0 where
+            blocks are tuned to each width.
+        grouped_cores: cores of a device, among which such a kernel divides its blocks of columns.
         weight_gradient: factor on the time of a weight gradient, whose operands are both transposed.
         matmul_start_s: what a matrix multiplication costs beside its work, s.
         memory_start_s: the same for a pass over memory, s.
@@ -399,6 +402,8 @@ class KernelRates(ReadOnly):
     grouped: Annotated[float, SHARE] = 1.0
     grouped_rows: Annotated[float, NON_NEGATIVE] = 0.0
     grouped_masked: Annotated[float, SHARE] = 1.0
+    grouped_block: Annotated[float, NON_NEGATIVE] = 0.0
+    grouped_cores: Annotated[int, UNITS] = 1
     weight_gradient: float = 1.03
     matmul_start_s: float = 1.75e-6
     memory_start_s: float = 1.5e-6

@@ -255,6 +255,8 @@ class KernelDevice:
             shares.append(rates.grouped / (1 + rates.grouped_rows / rows_of_group))
             if any(size % _LANES for size in kernel.row_sizes):
                 shares.append(rates.grouped_masked)
+            if rates.grouped_block:
+                shares.append(_filled(kernel, rates.grouped_block, rates.grouped_cores))
         return shares
 
     def _attention_seconds(self, kernel: FlashAttention) -> float:
@@ -280,6 +282,17 @@ class KernelDevice:
         if not kernel.num_random or vector is None:
             return 0.0
         return RANDOM_OPERATIONS * kernel.num_random / (vector.tflops * 1e12 * INTEGER_SHARE)
+
+
+def _filled(kernel: Matmul, block: float, num_cores: int) -> float:
+    """Return what of the blocks of experts' multiplication is their widths, and of the cores has blocks of columns.
+
+    Blocks are as wide as the width where that is less. The first dimension of the grid, which cores divide, is that of
+    columns: of a weight's gradient those of its result (`gmm` and `tgmm` of jax-ml/jax, `pallas/ops/tpu/megablox`).
+    """
+    columns, others = (kernel.m, kernel.n) if kernel.kind == "weight_gradient" else (kernel.n, kernel.k)
+    blocks, more = (size / min(size, block) for size in (columns, others))
+    return blocks / (ceil(ceil(blocks) / num_cores) * num_cores) * more / ceil(more)
 
 
 _PERSISTENT = 9.0  # the compute capability whose matrix kernels stay on their multiprocessors; later ones steal work

@@ -489,6 +489,11 @@ class _Lister:
         if gemm.is_of_experts and self.style.one_hot_capacity:  # as many rows for each
             num_rows = ceil(gemm.m * self.style.one_hot_capacity)
             gemm = replace(gemm, name=gemm.name.removeprefix("experts."), m=num_rows)
+        if gemm.is_of_experts and self.style.by_xla and gemm.name.endswith("gate_up"):
+            for name in ("gate", "up"):
+                apart = replace(gemm, name=f"experts.{name}", n=gemm.n // 2)
+                yield from self._matmuls(apart, datatype, is_backward=is_backward)
+            return
         precision = self.model.precision
         element = NARROW_BYTES.get(datatype, precision.activation_bytes)
         datatype = precision.weight_rate if datatype == precision.weight_datatype else datatype

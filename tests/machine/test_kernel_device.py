@@ -411,6 +411,29 @@ def test_experts_of_no_whole_lanes_take_as_long_as_measured(name: str, kind: Ope
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "kind", "columns", "others", "longer"),
+    [
+        ("tpu_v5p", "forward", 2048, 1024, 1),
+        ("tpu_v5p", "forward", 1408, 2048, 2048 / 1408),
+        ("tpu_v5p", "forward", 352, 2048, 2),
+        ("tpu_v5e", "forward", 352, 2048, 1),
+        ("tpu_v5p", "input_gradient", 7168, 2048, 8 / 7),
+        ("tpu_v5p", "weight_gradient", 1408, 1536, 2048 / 1408 * 2048 / 1536),
+        ("tpu_v6e", "forward", 1408, 2048, 1),
+    ],
+)
+def test_blocks_of_experts_are_computed_whole_and_divided_among_cores(
+    name: str, kind: Operand, columns: int, others: int, longer: float
+) -> None:
+    device, rows = KernelDevice(load_config(name)), 8192
+    shape = (columns, others, rows) if kind == "weight_gradient" else (rows, columns, others)
+    experts = Matmul(*shape, 8, kind, is_grouped=True)
+    fitting = KernelDevice(device.system, replace(device.rates, grouped_block=0.0))
+    seconds, least = (each.kernel_seconds(experts) - device.rates.matmul_start_s for each in (device, fitting))
+    assert seconds / least == pytest.approx(longer, rel=1e-12)
+
+
 def test_larger_blocks_of_attention_have_more_work_where_they_are_computed_whole() -> None:
     flash, block = FlashAttention(2, 4096, 4096, 32, 8, 128, 128, 4096 * 4097 // 2, generation="splash"), 4096
     assert flash.flop_in_blocks(block) / flash.flop_in_blocks(512) == pytest.approx(64 / 36, rel=1e-12)

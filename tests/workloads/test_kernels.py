@@ -503,6 +503,8 @@ def test_maxtext_repeats_sorts_and_weights_copies_of_tokens_and_rounds_weights_w
     mlp = next(unit for unit in model.units() if unit.kind == "moe")
     for kernels_of, tensors in ((forward_kernels, 10 * 4 + 2), (backward_kernels, 12 * 4 + 3)):
         assert traffic(kernels_of(model, mlp, work(), xla), "permutation") == 2 * tensors * tokens * hidden
+    experts = [k.n for k in forward_kernels(model, mlp, work(), xla).kernels if isinstance(k, Matmul) and k.is_grouped]
+    assert experts == [2816, 2816, hidden]
     scores = 2 * 16 * 512 * 512
     attention = GPT.units()[1]
     for kernels_of, tensors, fewer in ((forward_kernels, 4, 2), (backward_kernels, 5, 3)):
@@ -515,9 +517,9 @@ def test_maxtext_repeats_sorts_and_weights_copies_of_tokens_and_rounds_weights_w
         for num_cores in (1, 2):
             kernels = forward_kernels(eight, LLAMA.units()[2], work(), replace(xla, num_gathered=num_cores)).kernels
             assert MemoryPass("scaling", down.n * down.k, num_cores * num_bytes) in kernels
-        experts = replace(model, precision=eight.precision)
+        narrow = replace(model, precision=eight.precision)
         rounded = MemoryPass("scaling", 8 * down.n * down.k, num_bytes)
-        assert (rounded in forward_kernels(experts, mlp, work(), xla).kernels) == (scaling == "current")
+        assert (rounded in forward_kernels(narrow, mlp, work(), xla).kernels) == (scaling == "current")
 
 
 def test_torchtitan_compiles_what_multiplies_and_nothing_that_moves_copies_of_tokens() -> None:
