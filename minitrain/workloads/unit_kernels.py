@@ -108,12 +108,14 @@ _ROTARY_BY_PYTORCH, _LAUNCHES_BY_PYTORCH = (12, 14), (22, 12)
 """Tensors read and written to rotate queries and keys by products, halves, sums and concatenations, forward and
 backward, and launches more than of two kernels (`_apply_rotary_pos_emb_bshd` of Megatron-Core's `rope_utils.py`)."""
 
-_PERMUTED_APART, _PERMUTED_BY_XLA = ((22, 0), (40, 0)), ((10, 2), (12, 3))
+_PERMUTED_APART, _PERMUTED_BY_XLA = ((22, 0), (40, 0)), ((12, 2), (14, 3))
 """Tensors of copies of tokens, and of tokens, that are read and written: gathered, cast, weighted in single precision,
 cast back, padded by a row, gathered in order, put back, and added up by torchtitan's `MoE`; backward does the inverse,
 where a gather's is an addition in any order. Repeated, sorted, put back, cast (`float32_weight_sum`), and summed by
 MaxText's `permute` and `unpermute` (`layers/moe.py`), where a sort's backward is a sort; casts change the layout, and
-XLA fuses them with nothing (pull requests 1058 and 1578 of github.com/sgl-project/sglang-jax)."""
+XLA fuses them with nothing (pull requests 1058 and 1578 of github.com/sgl-project/sglang-jax). To sort or put back a
+row of 16 bits reads two, which share words of 32 in memory (XLA compiles a gather of rows of 4,096 bytes to copies of
+8,192 each for v5p, libtpu 0.0.42)."""
 
 _WEIGHTED_APART = (10, 18)
 """Those of copies that are cast, weighted in single precision and cast back alone, as DeepEP brings them, and backward,

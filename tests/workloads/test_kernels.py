@@ -501,7 +501,7 @@ def test_maxtext_repeats_sorts_and_weights_copies_of_tokens_and_rounds_weights_w
     tokens, hidden, xla = 2 * 512, 1024, Style(by_xla=True)
     model = replace(LLAMA, num_experts=8, experts_per_token=4, moe_layers=(0, 1))
     mlp = next(unit for unit in model.units() if unit.kind == "moe")
-    for kernels_of, tensors in ((forward_kernels, 10 * 4 + 2), (backward_kernels, 12 * 4 + 3)):
+    for kernels_of, tensors in ((forward_kernels, 12 * 4 + 2), (backward_kernels, 14 * 4 + 3)):
         assert traffic(kernels_of(model, mlp, work(), xla), "permutation") == 2 * tensors * tokens * hidden
     experts = [k.n for k in forward_kernels(model, mlp, work(), xla).kernels if isinstance(k, Matmul) and k.is_grouped]
     assert experts == [2816, 2816, hidden]
