@@ -34,13 +34,14 @@ the update. Frameworks differ, and a `minitrain.machine.platforms.Platform` name
 | "nanotron zero" | likewise | 8 | as "nanotron"; shards of weights, and two arrays of all weights, in 16 bits |
 
 With a loss in one kernel (`fused_loss`) gradients are put over logits, which stay in 16 bits; but for habits "" and
-those of FSDP2, whose names say it.
+those of FSDP2, whose names say it. A `jitted_loss` takes 10 bytes of a logit; gates that are apart are kept.
 
 Sources:
 - **fused**: `gradient_accumulation_fusion` of Megatron-Core's `tensor_parallel/layers.py`, where the head's backward
   returns an empty array in 16 bits instead of its gradient;
 - **loss**: `calculate_logits_max` of its `tensor_parallel/cross_entropy.py` casts logits to single precision, and takes
-  maximum, exponentials and gradients in place;
+  maximum, exponentials and gradients in place; compiled, both of these are written to an array of their own before they
+  are copied back ("a full logits-sized transient allocation", says its `fusions/fused_cross_entropy.py` of 2026);
 - **local**: `FlashSelfAttention` of Megatron-LM's `megatron/model/transformer.py` (2023) rearranges what the kernel
   returns and keeps into an array of its own, and `swiglu` there is no kernel;
 - **shapes**: `get_dummy_wgrad` of Transformer Engine's `pytorch/module/base.py` (from 2.3) gives autograd an array for
@@ -97,9 +98,7 @@ Sources:
 
 Arrays as large as all gradients fit into no block that activations have left, nor into one another. So what the update
 takes from the driver is replayed with the caching allocator's rules, and comes on top of what forward and backward
-have. nanotron's are smaller, so that what these have left is replayed first.
-
-Left out: other releases.
+have. nanotron's are smaller, so that what these have left is replayed first. Left out: other releases.
 """
 
 from __future__ import annotations
@@ -112,17 +111,16 @@ from typing import Any, Literal
 
 from minitrain.machine.caching_allocator import UNLIMITED, AllocatorSettings, Block, CachingAllocator
 from minitrain.workloads.shapes import SavedTensor, Work
-from minitrain.workloads.workload import PassMode, Recompute
+from minitrain.workloads.workload import KernelHabits, PassMode, Recompute
 
 LOGIT_BYTES = 4
 """Bytes that a run counts for a logit: the head keeps it in single precision."""
 
-_HALF = 2
-_SINGLE = 4
-_DEEPSPEED_BUCKET = 500_000_000
-"""Elements of DeepSpeed's `reduce_bucket_size`, and of `MEMORY_OPT_ALLREDUCE_SIZE`."""
-_DEEPSPEED_GROUP = 1_000_000_000
-"""Elements of its `sub_group_size`, and of its `stage3_max_reuse_distance`."""
+_HALF, _SINGLE = 2, 4
+_JITTED_BYTES, _USUAL = _HALF + _SINGLE + _SINGLE, KernelHabits()
+_DEEPSPEED_BUCKET, _DEEPSPEED_GROUP = 500_000_000, 1_000_000_000
+"""Elements of DeepSpeed's `reduce_bucket_size` and `MEMORY_OPT_ALLREDUCE_SIZE`; of its `sub_group_size` and
+`stage3_max_reuse_distance`."""
 _INTERNEVO_BUCKET = 2**29
 """Elements of InternEvo's `reduce_bucket_size`, 512 * 1024 * 1024 in its shipped configs."""
 
@@ -135,8 +133,8 @@ class _Update:
         sizes: Sequence[int],
         gradient_bytes: int,
         num_shards: int = 1,
-        left: Iterable[int] = (),
         moment_bytes: int = 4,
+        left: Iterable[int] = (),
     ) -> None:
         self.sizes, self.num_shards, self.moment_bytes = sizes, num_shards, moment_bytes
         self._allocator = CachingAllocator(UNLIMITED, AllocatorSettings())
@@ -228,6 +226,7 @@ class Habits:
         of_shards: whether that holds of weights in shards alone, and others are as counted.
         expands: whether SwiGLU keeps the activated gate, attention keys and values of each head, and experts their
             inputs in single precision.
+        keeps_activated: whether that holds of activated gates alone.
         casts_norms: whether norms keep their input in single precision instead, and what they multiply by their weight.
         keeps_context: whether flash attention keeps its result beside the input of the projection behind it.
         keeps_shapes: whether there is an array in 16 bits for each shape of a weight.
@@ -247,6 +246,7 @@ class Habits:
     gathers_logits: bool = False
     of_shards: bool = False
     expands: bool = False
+    keeps_activated: bool = False
     casts_norms: bool = False
     keeps_context: bool = False
     keeps_shapes: bool = False
@@ -427,15 +427,17 @@ class Fullest:
     lasting_bytes: float = 0.0
 
 
-def fullest_moments(place: Place, memory: str, *, fused_loss: bool = False) -> Fullest:
+def fullest_moments(place: Place, memory: str, kernels: KernelHabits = _USUAL) -> Fullest:
     """Return what a rank's device holds when it is fullest, as a framework allocates.
 
     Args:
         place: the rank.
         memory: the name of the framework's habits.
-        fused_loss: whether the loss is one kernel.
+        kernels: what its kernels are.
     """
     habits = HABITS[memory if place.at_update_bytes else ""]  # who does not train holds tensors alone
+    logit_bytes = _JITTED_BYTES if kernels.jitted_loss else habits.logit_bytes
+    habits = replace(habits, keeps_activated=kernels.gates_apart or habits.expands, logit_bytes=logit_bytes)
     if habits.new_gradient == "reduced" and (place.is_sharded or not habits.of_shards) and place.weights:
         return _in_streams(place, habits)
     moments: Iterable[tuple[float, float]]
@@ -449,7 +451,7 @@ def fullest_moments(place: Place, memory: str, *, fused_loss: bool = False) -> F
     elif habits.new_gradient == "all":
         moments = _until_its_end(place, habits)
     else:
-        moments = _as_allocated(place, habits, fused_loss)
+        moments = _as_allocated(place, habits, kernels.fused_loss and not kernels.jitted_loss)
     held, temporary = max(moments, key=sum)
     kept = _kept(place, habits)
     found = Fullest(held, temporary, kept, lasting_bytes=_lasting(place) + kept)
@@ -490,7 +492,7 @@ def _kept(place: Place, habits: Habits) -> float:
         kept = sum(each.gradient_bytes for each in place.weights)
         if habits.new_gradient != "unit":  # those of a microbatch
             kept *= _HALF / place.workload.gradient_bytes
-    if habits.expands:
+    if habits.keeps_activated:
         kept += place.num_in_flight * sum(_expanded(place, habits, each.layer) for each in place.weights)
     if habits.keeps_context:
         kept += place.num_in_flight * sum(_context(place, each.layer) for each in place.weights)
@@ -580,9 +582,9 @@ def _expanded(place: Place, habits: Habits, layer: int) -> float:
     for name, size in saved.items():
         if name.endswith("activation factor"):
             found += size  # the activated gate
-        elif name == "expert inputs":
+        elif name == "expert inputs" and habits.expands:
             found += size / model.precision.saved_bytes * _SINGLE  # of which the gradients of tokens' weights are made
-    if "keys" in saved and "values" in saved:
+    if "keys" in saved and "values" in saved and habits.expands:
         found += (model.num_heads / model.num_kv_heads - 1) * (saved["keys"] + saved["values"])
     if habits.casts_norms and model.norm == "rmsnorm" and not saved.keys().isdisjoint(_NORMED):
         found += saved["norm input"] / model.precision.activation_bytes * _SINGLE
@@ -779,10 +781,8 @@ def _taken_by_update(place: Place, habits: Habits) -> tuple[int, int]:
     whole = sum(each.weight_bytes for each in place.weights) / model.precision.parameter_bytes
     num_shards, left = round(whole / max(sum(sizes), 1)), _left_by_backward(place) if habits.keeps_gates else ()
     assert habits.update is not None  # who asks has looked
-    moment_bytes = _moment_bytes(place)
-    alone, after = (
-        _Update(sizes, model.precision.gradient_bytes, num_shards, blocks, moment_bytes) for blocks in ((), left)
-    )
+    fixed = model.precision.gradient_bytes, num_shards, _moment_bytes(place)
+    alone, after = (_Update(sizes, *fixed, left=blocks) for blocks in ((), left))
     habits.update(alone)
     habits.update(after)
     return alone.taken[0], after.taken[1]

@@ -181,7 +181,7 @@ class DeviceMemory:
 
     def filled(self, place: Place, platform: Platform) -> DeviceMemory:
         """Return the same device with what a framework makes of its tensors."""
-        found = fullest_moments(place, platform.memory, fused_loss=platform.fused_loss)
+        found = fullest_moments(place, platform.memory, platform)
         before = replace(
             self, held_bytes=found.held_bytes, temporary_bytes=found.temporary_bytes, kept_bytes=found.kept_bytes
         )

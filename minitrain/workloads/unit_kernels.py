@@ -101,6 +101,16 @@ loss of `LlamaForCausalLM` (cast, shifted copy, logarithm of softmax) read and w
 each do (`models/llama/modeling_llama.py` of version 4.38; later ones spare the copy). A norm's six and ten passes are
 also counted in its pull request 48915."""
 
+_LOSS_JITTED = (30, 18)
+"""Bytes of a logit of Megatron-Core's own loss, compiled: cast with maximum (6), exponentials with their sum (16) and
+quotient (8); gradients with what is subtracted (8) and product (10). Where a graph also sums or scatters, what changes
+in place is written to an array of its own and copied back, "an extra read/write pass" (`fusions/fused_cross_entropy.py`
+of 2026). Profiled on an H100, the five take 671, 1734, 870, 825 and 1046 us for 3.1e8 logits: 2.8 to 3 TB/s
+(`training/profiles` of github.com/BastiaanGroot/ML-Infrastructure-Engineer, 2026)."""
+
+_GATES_APART = (1, 4)
+"""Launches of a gate that a kernel of its own activates: that, and in backward it, one product more, and a copy."""
+
 _LAUNCHES_IN_SINGLE, _LAUNCHES_BY_HALVES = (7, 9), (2, 6)
 """Launches that such a norm and such an embedding have more."""
 
@@ -345,6 +355,7 @@ class _Lister:
             is_unfused = unit.kind == "moe" and not is_backward and not self.style.fused_router
             rotated = self._rotates_apart * _LAUNCHES_BY_PYTORCH[is_backward]
             longer = rotated + self._of_modules(is_backward=is_backward)
+            longer += _GATES_APART[is_backward] * (self.style.gates_apart and model.is_gated and unit.kind == "mlp")
             return _LAUNCHES[unit.kind][is_backward] + is_unfused * UNFUSED_ROUTER[model.expert_groups > 1] + longer
         launches = _LAUNCHES_APART[unit.kind][is_backward]
         if unit.kind == "attention":
@@ -642,13 +653,15 @@ class _Lister:
         """Return the activation function between the matrices of an MLP."""
         if self.model.is_gated:
             clamps = 0 if self.model.gate_clamp is None else _CLAMP_TENSORS[is_backward]
-            tensors = (5, 9) if self.style.apart else (3, 5)
+            tensors = (5, 9) if self.style.apart else (5, 13) if self.style.gates_apart else (3, 5)
             return self._memory(self.model.mlp, num_elements, clamps + tensors[is_backward])
         return self._memory(self.model.mlp, num_elements, 2 + is_backward * (1 + self.model.mlp_bias))
 
     def loss(self, *, is_backward: bool) -> MemoryPass:
         """Return softmax and cross entropy in single precision over the rank's part of the vocabulary."""
         num_logits = sum(gemm.m * gemm.n for gemm in self._projections())
+        if self.style.jitted_loss:
+            return MemoryPass("loss", num_logits, _LOSS_JITTED[is_backward])
         if self.style.fused_loss:
             return MemoryPass("loss", num_logits, 0 if is_backward else 10)
         usual = (9 * STATISTIC_BYTES + 2, 3 * STATISTIC_BYTES + 2)

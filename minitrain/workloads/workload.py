@@ -363,6 +363,10 @@ class KernelHabits:
         one_hot_embedding: whether the embedding is a multiplication by one-hot rows, which matrix units do (MaxText's
             `use_iota_embed`), and no lookup.
         fused_loss: whether softmax and cross entropy are one kernel.
+        jitted_loss: whether they are what torch.compile makes of Megatron-Core's own (`cross_entropy_fusion_impl` is
+            "native"): five kernels, of which two write logits to an array of their own and copy them back.
+        gates_apart: whether a kernel of its own activates a gate, and what goes back to it and to its factor is put
+            together again, where layers are fused (`bias_activation_fusion=False` of Megatron-Core).
         gradient_accesses: how often a step of replicas reads or writes an element of a rank's whole gradients, beside
             what the optimizer does with its shards. Megatron-LM divides its buffer of gradients by the number of
             replicas before it is summed (two accesses: `allreduce_gradients` of `model/distributed.py` in 2021).
@@ -400,6 +404,8 @@ class KernelHabits:
     stops_early: bool = False
     one_hot_embedding: bool = False
     fused_loss: bool = False
+    jitted_loss: bool = False
+    gates_apart: bool = False
     gradient_accesses: float = 0.0
     apart: bool = False
     moves_apart: bool = False

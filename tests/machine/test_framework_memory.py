@@ -62,6 +62,18 @@ def test_a_loss_in_one_kernel_keeps_logits_in_16_bits() -> None:
     assert plain.allocated_bytes - fused.allocated_bytes == 4 * VOCABULARY * TOKENS - head_backward
 
 
+def test_a_compiled_loss_of_megatrons_own_has_two_arrays_in_single_precision() -> None:
+    plain, jitted = (memory_of(replace(find_platform("nemo-h100"), jitted_loss=flag)) for flag in (False, True))
+    assert jitted.allocated_bytes - plain.allocated_bytes == 4 * VOCABULARY * TOKENS
+    both = memory_of(replace(find_platform("nemo-h100"), jitted_loss=True, fused_loss=True))
+    assert both.allocated_bytes == jitted.allocated_bytes
+
+
+def test_gates_that_are_activated_apart_are_kept() -> None:
+    plain, apart = (memory_of(replace(find_platform("nemo-h100"), gates_apart=flag)) for flag in (False, True))
+    assert apart.kept_bytes - plain.kept_bytes == 2 * LAYERS * TOKENS * FFN
+
+
 def stages_of(schedule: str, memory: str) -> mt.Run:
     """Return a run of two stages of FSDP, each of which two ranks share."""
     platform, small = replace(find_platform("compiled-fsdp"), memory=memory), replace(MODEL, vocab_size=1024)

@@ -149,6 +149,14 @@ def test_selective_recomputation_repeats_unfused_cores_alone() -> None:
     assert repeated_kernels(GPT, GPT.units()[2], work(), "selective") == KernelList()
 
 
+def test_gates_that_are_apart_are_written_read_and_put_together_again() -> None:
+    mlp, usual, apart = LLAMA.units()[2], Style(), Style(gates_apart=True)
+    for kernels, tensors in ((forward_kernels, (3, 5)), (backward_kernels, (5, 13))):
+        found = [kernels(LLAMA, mlp, work(), style) for style in (usual, apart)]
+        assert [traffic(each, "swiglu") for each in found] == [2 * 1024 * 2816 * size for size in tensors]
+        assert found[1].num_launches - found[0].num_launches == (1 if tensors == (3, 5) else 4)
+
+
 def test_a_style_changes_what_its_name_says() -> None:
     unit, head = LLAMA.units()[1], LLAMA.units()[-1]
     flash = next(
@@ -159,6 +167,8 @@ def test_a_style_changes_what_its_name_says() -> None:
     assert (flash.generation, flash.num_heads, flash.num_kv_heads) == ("flash3", 16, 4)
     plain, fused = (loss_kernels(LLAMA, head, work(), Style(fused_loss=flag)) for flag in (False, True))
     assert traffic(plain, "loss") / traffic(fused, "loss") == 5.2  # 38 and 14 bytes an element over 10
+    jitted = loss_kernels(LLAMA, head, work(), Style(fused_loss=True, jitted_loss=True))
+    assert traffic(jitted, "loss") / traffic(fused, "loss") == 4.8  # 30 and 18
     eager = forward_kernels(LLAMA, unit, work(), Style(eager=2.0))
     assert traffic(eager, "norm") == 2 * traffic(forward_kernels(LLAMA, unit, work()), "norm")
     eights = [
