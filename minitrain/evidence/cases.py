@@ -82,7 +82,7 @@ class Case:
         measured_s: the measured step time, s; None where the table has memory alone.
         measured_bytes: the measured peak memory of a device; None where the table has none.
         memory_kind: what that counts: "allocated", "reserved" or "device" (as nvidia-smi does).
-        is_of_last: whether it is the last stage's, not the fullest device's.
+        of_stage: whether it is the "first" or the "last" stage's, or, if "", the fullest device's.
         model: what is trained.
         system: the machine.
         layout: how ranks divide the model.
@@ -99,7 +99,7 @@ class Case:
     measured_s: float | None
     measured_bytes: float | None
     memory_kind: str
-    is_of_last: bool
+    of_stage: str
     model: Transformer
     system: SystemConfig
     layout: Layout
@@ -169,7 +169,7 @@ def case_of(row: Row, platform: str | Platform | None = None) -> Case:
         measured_s=measured_s,
         measured_bytes=None if measured_bytes is None else measured_bytes * memory.get("unit", _GIB),
         memory_kind=memory.get("kind", "allocated"),
-        is_of_last=memory.get("of_last", False),
+        of_stage=memory.get("of_stage", ""),
         model=model,
         system=system,
         layout=layout,
@@ -305,6 +305,8 @@ def _platform(
     found = replace(found, **kernels, moves_apart=found.moves_apart or "torchtitan" in names)  # also under Primus
     if wanted is not None:
         return found
+    is_fused = bool((found.fused_loss and facts.get("compiled_loss", True)) or facts.get("fused_loss"))
+    is_own = bool(facts.get("loss_fusion")) and not is_fused and not _WITH_OWN_LOSS.isdisjoint(names)
     found = replace(
         found,
         one_hot_embedding=bool(facts.get("one_hot")),
@@ -312,13 +314,12 @@ def _platform(
         launch_s=_launch_s(row, found),
         host_update_s=row.number("update_s_per_billion") or found.host_update_s,
         captures=facts.get("graphs", found.captures),
-        separate_gradients=facts.get("separate_gradients", found.separate_gradients),
         in_turn=found.in_turn and row.number("imbalance") is None,
-        fused_router=facts.get("fused_router", found.fused_router),
         pads_experts=row.number("capacity_factor") is not None,
         one_hot_capacity=(row.number("capacity_factor") or 0.0) if found.by_xla else 0.0,
-        fused_loss=bool((found.fused_loss and facts.get("compiled_loss", True)) or facts.get("fused_loss")),
-        hugging_face=facts.get("hugging_face", found.hugging_face),
+        fused_loss=is_fused or (bool(facts.get("loss_fusion")) and not is_own),
+        jitted_loss=bool(facts.get("native_loss")) or is_own,
+        **{name: facts[name] for name in _STATED if name in facts},
         by_parameter=bool(facts.get("by_parameter")),
         ring=_ring(framework) if layout.cp > 1 else "",
         memory=_memory_of(row, framework, found.memory, layout, model),
@@ -331,9 +332,14 @@ def _platform(
     if overlaps:  # as the runs that its platform was fitted to
         usual = platforms()[found.name]
         return replace(found, parts_exposed=usual.parts_exposed, parts_overlap=usual.parts_overlap)
-    if framework.platforms and (overlaps is False or _lacks_buffers(row, framework)):
+    if framework.platforms and (overlaps is False or framework.lacks_buffers(row)):
         return replace(found, parts_exposed=1.0, parts_overlap="gradients", copies_parts=False, dtensors=False)
     return found
+
+
+_WITH_OWN_LOSS = frozenset({"megatron-core", "megatron-lm", "nemo", "primus"})
+"""Whose `--cross-entropy-loss-fusion` is "native" where no `--cross-entropy-fusion-impl` is named."""
+_STATED = ("separate_gradients", "fused_router", "hugging_face", "gates_apart")
 
 
 def _ring(framework: Framework) -> str:
@@ -386,14 +392,6 @@ def _attention_kernel(row: Row, platform: Platform) -> dict[str, Any]:
         "attention": kernel if is_known else platform.attention,
         "attention_block": int(facts["block"]) if "block" in facts else platform.attention_block,
     }
-
-
-def _lacks_buffers(row: Row, framework: Framework) -> bool:
-    """Return whether a row's numbers have four bits, for which Megatron Bridge's recipes run no collective in pieces.
-
-    `tp_comm_overlap = False if precision == "nvfp4"` of its scripts/performance/configs/llama.
-    """
-    return framework.name == "Megatron Bridge" and row.words("precision").facts.get("weights") == "float4"
 
 
 def _about(row: Row, layout: Layout) -> str:
@@ -578,7 +576,7 @@ def _composed(
     times = spent.forward_s, spent.backward_s, spent.update_s, spent.exposed_s, spent.waiting_s
     memory: Mapping[str, float] = {}
     if with_memory:
-        memory = _kinds(fullest_of(columns, case.platform or COMPONENTS, of_last=case.is_of_last), case.system)
+        memory = _kinds(fullest_of(columns, case.platform or COMPONENTS, case.of_stage), case.system)
     return Prediction(spent.step_time, dict(zip(TERMS, times, strict=True)), memory)
 
 
@@ -659,8 +657,8 @@ def _predicted(case: Case, run: Run, with_memory: bool = True) -> Prediction:
 
 def _memory_of_run(case: Case, run: Run) -> dict[str, float]:
     """Return the bytes of the device of a run that is asked for, by what they count."""
-    last = max(run.class_models, key=lambda model: model._rank)
-    memory = device_memory_of(last) if case.is_of_last else run.device_memory
+    by_rank = sorted(run.class_models, key=lambda model: model._rank)
+    memory = device_memory_of(by_rank[-(case.of_stage == "last")]) if case.of_stage else run.device_memory
     assert memory is not None  # a run that was just made has one
     return _kinds(memory, case.system)
 

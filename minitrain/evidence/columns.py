@@ -20,12 +20,14 @@ import json
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from difflib import SequenceMatcher
 from functools import cache, lru_cache
 from importlib import resources
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+
+from minitrain.workloads.mixers import LatentAttention
 
 if TYPE_CHECKING:
     from minitrain.workloads.transformer import Transformer
@@ -455,6 +457,92 @@ def unknown_columns(names: Sequence[str], known: Collection[str] | None = None) 
         else:
             unread.append(name)
     return faults, unread
+
+
+_AXIS = re.compile(
+    r"\b(?:ici|dcn)[_ -](data|fsdp|fsdp[_ -]transpose|tensor|expert|context|pipeline)[_ -]parallelism ?[=: ] ?(-?\d+),?"
+)
+_MESH = re.compile(  # of EasyLM and EasyDeL: replicas, shards, and what else has one part
+    r"(?:sharding[_ ]axis[_ ]dims|mesh[_ ]dim)[=: ]*[(\['\"]*(-?\d+), ?(-?\d+)(?:, ?1)+[)\]'\"]*"
+)
+_COLUMN_OF_AXIS = {"tensor": "tp", "expert": "ep", "context": "cp", "pipeline": "pp"}
+
+
+def cells_apart(values: Mapping[str, str]) -> Mapping[str, str]:
+    """Return a row of which each thing stands in its own column, where one cell says several."""
+    return _axes_apart(_shared_apart(_multiplied(values)))
+
+
+def _axes_apart(values: Mapping[str, str]) -> Mapping[str, str]:
+    """Return a row whose axes of MaxText's mesh stand in columns of their own, where `zero` names them.
+
+    Dense weights are sharded along the axis of experts too (`logical_axis_rules` of its `configs/base.yml`: "embed").
+    """
+    said = _MESH.sub(r"ici_data_parallelism=\1 ici_fsdp_parallelism=\2", (values.get("zero") or "").lower())
+    sizes: dict[str, int] = {}
+    for axis, size in _AXIS.findall(said):
+        name = axis.split("_")[0].split("-")[0].split(" ")[0]
+        sizes[name] = -1 if -1 in (int(size), sizes.get(name)) else sizes.get(name, 1) * int(size)
+    own = {column: str(sizes[axis]) for axis, column in _COLUMN_OF_AXIS.items() if sizes.get(axis, 1) != 1}
+    says_other = any(re.findall(r"\d+", values.get(name) or "") not in ([], [size]) for name, size in own.items())
+    if not sizes or "-1" in own.values() or says_other:
+        return values
+    num_chips = re.sub(r"\D.*", "", (values.get("n_gpus") or "").replace(",", "")) or "0"
+    counts_cores = re.search(r"\b(?:tpu ?)?v?7x?\b|ironwood", (values.get("gpu") or "").lower()) is not None
+    shards = sizes.get("fsdp", 1) * sizes.get("expert", 1)
+    if counts_cores and abs(math.prod(sizes.values())) == 2 * int(num_chips) and shards % 2 == 0:
+        shards //= 2  # JAX calls each of a chip's two cores a device
+    parts = [] if sizes.get("fsdp", 1) == 1 else ["fsdp"] if shards < 0 else [f"fsdp={shards}"]
+    parts += [f"replicated x{sizes['data']}"] if sizes.get("data", 1) > 1 else []
+    rest = " ".join(_AXIS.sub("", said).split()).strip(" ,;")
+    return {**values, **own, "zero": ", ".join([*parts, *([rest] if rest else [])]) or "0"}
+
+
+_ROUTED_AND_SHARED = re.compile(r"(\d+)(?: routed)?(?: experts?)? ?(?:\+|\(\+) ?(\d+) shared(?: experts?)?\)?")
+
+
+def _shared_apart(values: Mapping[str, str]) -> Mapping[str, str]:
+    """Return a row whose shared experts stand in their own column, where n_experts is "256 routed + 1 shared"."""
+    found = _ROUTED_AND_SHARED.fullmatch((values.get("n_experts") or "").strip().lower())
+    if found is None or values.get("n_shared_experts"):
+        return values
+    return {**values, "n_experts": found[1], "n_shared_experts": found[2]}
+
+
+def _multiplied(values: Mapping[str, str]) -> Mapping[str, str]:
+    """Return a row whose ffn is a number where it is one of the width between layers: 4h, 4x."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:x|[x*]? ?h(?:idden)?)", (values.get("ffn") or "").strip().lower())
+    hidden = (values.get("hidden") or "").replace(",", "")
+    return {**values, "ffn": f"{float(found[1]) * int(hidden):g}"} if found and hidden.isdigit() else values
+
+
+def latent_of(text: str, usual: LatentAttention | None) -> LatentAttention | None:
+    """Return the latents that a cell of attention names: usual ones but for the sizes that it states.
+
+    Raises:
+        ReadingError: it names latents of which sizes are missing, and none are usual.
+    """
+    facts = read_words("attention", text).facts
+    if not facts.get("latent"):
+        return usual
+    names = [each.name for each in fields(LatentAttention)]
+    usually = {} if usual is None else {name: getattr(usual, name) for name in names}
+    sizes = usually | {name: int(facts[name]) for name in names if name in facts}
+    missing = [_SIZES_OF_LATENTS[name] for name in names if name in _SIZES_OF_LATENTS.keys() - sizes.keys()]
+    if missing:
+        raise ReadingError(
+            f"attention is {text!r}, whose latents are known of shipped models alone (minitrain models); name one in "
+            f"model, or add {', '.join(missing)}"
+        )
+    return LatentAttention(**sizes)
+
+
+_SIZES_OF_LATENTS = {
+    "kv_rank": "kv-lora-rank 512",
+    "rope_head_dim": "qk-pos-emb-head-dim 64",
+    "nope_head_dim": "qk-head-dim 128",
+    "value_head_dim": "v-head-dim 128",
+}
 
 
 def cells_of_model(model: Transformer) -> dict[str, str]:

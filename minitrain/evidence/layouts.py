@@ -623,7 +623,7 @@ def _of_experts(row: Row, model: Transformer) -> Iterator[Assumption]:
     for column, value in (("n_shared_experts", model.num_shared_experts), ("n_dense_layers", dense)):
         if _lacks(row, column) and not (column == "n_shared_experts" and "shared" in row.words("mlp").facts):
             yield Assumption(f"{column} not stated: {value}{said}", column, () if named else ("1",))
-    if named is not None and model.latent is not None:
+    if named is not None and model.latent is not None and "kv_rank" not in row.words("attention").facts:
         yield Assumption(f"latent attention: that of {named.name}", is_open=True)
     if named is not None and model.sinks:
         yield Assumption(f"windows, sinks, biases and clamped gates: those of {named.name}", is_open=True)

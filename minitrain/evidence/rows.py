@@ -22,8 +22,6 @@ The machine of a row: a shipped hardware config, with the interfaces between nod
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
@@ -34,9 +32,11 @@ from minitrain.errors import MinitrainError, UsageError
 from minitrain.evidence.columns import (
     Reading,
     ReadingError,
+    cells_apart,
     cells_of_model,
     columns,
     is_about,
+    latent_of,
     read_number,
     read_words,
     unknown_columns,
@@ -53,6 +53,7 @@ from minitrain.workloads.transformer import Transformer, find_model, models
 if TYPE_CHECKING:
     from minitrain.machine.config import SystemConfig
     from minitrain.machine.network import Network, Rows, TransferCurve
+    from minitrain.workloads.mixers import LatentAttention
 
 _Read = TypeVar("_Read")
 
@@ -93,6 +94,14 @@ class Row:
             LackingError: a word is not known, has no price, or contradicts another one.
         """
         return self._read(lambda: read_words(column, self.text(column)))
+
+    def latent(self, usual: LatentAttention | None) -> LatentAttention | None:
+        """Return the latents of attention: those of its model's name, but the sizes that the row states.
+
+        Raises:
+            LackingError: sizes are missing.
+        """
+        return self._read(lambda: latent_of(self.text("attention"), usual))
 
     def number(self, column: str) -> float | None:
         """Return the number of a column, or None where it says nothing.
@@ -148,59 +157,7 @@ def read_rows(path: StrPath, table: str | None = None) -> list[Row]:
         found = read_cells(file)
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read the table {file}: {error}; give a CSV file in UTF-8") from error
-    return [Row(table or file.stem, _axes_apart(_shared_apart(_multiplied(values))), line) for line, values in found]
-
-
-_AXIS = re.compile(
-    r"\b(?:ici|dcn)[_ -](data|fsdp|fsdp[_ -]transpose|tensor|expert|context|pipeline)[_ -]parallelism ?[=: ] ?(-?\d+),?"
-)
-_MESH = re.compile(  # of EasyLM and EasyDeL: replicas, shards, and what else has one part
-    r"(?:sharding[_ ]axis[_ ]dims|mesh[_ ]dim)[=: ]*[(\['\"]*(-?\d+), ?(-?\d+)(?:, ?1)+[)\]'\"]*"
-)
-_COLUMN_OF_AXIS = {"tensor": "tp", "expert": "ep", "context": "cp", "pipeline": "pp"}
-
-
-def _axes_apart(values: Mapping[str, str]) -> Mapping[str, str]:
-    """Return a row whose axes of MaxText's mesh stand in columns of their own, where `zero` names them.
-
-    Dense weights are sharded along the axis of experts too (`logical_axis_rules` of its `configs/base.yml`: "embed").
-    """
-    said = _MESH.sub(r"ici_data_parallelism=\1 ici_fsdp_parallelism=\2", (values.get("zero") or "").lower())
-    sizes: dict[str, int] = {}
-    for axis, size in _AXIS.findall(said):
-        name = axis.split("_")[0].split("-")[0].split(" ")[0]
-        sizes[name] = -1 if -1 in (int(size), sizes.get(name)) else sizes.get(name, 1) * int(size)
-    own = {column: str(sizes[axis]) for axis, column in _COLUMN_OF_AXIS.items() if sizes.get(axis, 1) != 1}
-    says_other = any(re.findall(r"\d+", values.get(name) or "") not in ([], [size]) for name, size in own.items())
-    if not sizes or "-1" in own.values() or says_other:
-        return values
-    num_chips = re.sub(r"\D.*", "", (values.get("n_gpus") or "").replace(",", "")) or "0"
-    counts_cores = re.search(r"\b(?:tpu ?)?v?7x?\b|ironwood", (values.get("gpu") or "").lower()) is not None
-    shards = sizes.get("fsdp", 1) * sizes.get("expert", 1)
-    if counts_cores and abs(math.prod(sizes.values())) == 2 * int(num_chips) and shards % 2 == 0:
-        shards //= 2  # JAX calls each of a chip's two cores a device
-    parts = [] if sizes.get("fsdp", 1) == 1 else ["fsdp"] if shards < 0 else [f"fsdp={shards}"]
-    parts += [f"replicated x{sizes['data']}"] if sizes.get("data", 1) > 1 else []
-    rest = " ".join(_AXIS.sub("", said).split()).strip(" ,;")
-    return {**values, **own, "zero": ", ".join([*parts, *([rest] if rest else [])]) or "0"}
-
-
-_ROUTED_AND_SHARED = re.compile(r"(\d+)(?: routed)?(?: experts?)? ?(?:\+|\(\+) ?(\d+) shared(?: experts?)?\)?")
-
-
-def _shared_apart(values: Mapping[str, str]) -> Mapping[str, str]:
-    """Return a row whose shared experts stand in their own column, where n_experts is "256 routed + 1 shared"."""
-    found = _ROUTED_AND_SHARED.fullmatch((values.get("n_experts") or "").strip().lower())
-    if found is None or values.get("n_shared_experts"):
-        return values
-    return {**values, "n_experts": found[1], "n_shared_experts": found[2]}
-
-
-def _multiplied(values: Mapping[str, str]) -> Mapping[str, str]:
-    """Return a row whose ffn is a number where it is one of the width between layers: 4h, 4x."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(?:x|[x*]? ?h(?:idden)?)", (values.get("ffn") or "").strip().lower())
-    hidden = (values.get("hidden") or "").replace(",", "")
-    return {**values, "ffn": f"{float(found[1]) * int(hidden):g}"} if found and hidden.isdigit() else values
+    return [Row(table or file.stem, cells_apart(values), line) for line, values in found]
 
 
 def require_known(row: Row) -> tuple[str, ...]:
@@ -293,6 +250,13 @@ class Framework:
     def is_named(self, names: Set[str]) -> bool:
         """Return whether names of a row are this framework's."""
         return any(names >= set(needed.split()) for needed in self.words.split("|"))
+
+    def lacks_buffers(self, row: Row) -> bool:
+        """Return whether a row's numbers have four bits, for which Megatron Bridge runs no collective in pieces.
+
+        `tp_comm_overlap = False if precision == "nvfp4"` of its scripts/performance/configs/llama.
+        """
+        return self.name == "Megatron Bridge" and row.words("precision").facts.get("weights") == "float4"
 
     def platform_of(self, row: Row) -> Platform:
         """Return the platform for a row's device, as `simulate` takes it; components alone where none is known."""
@@ -482,7 +446,7 @@ def _window(row: Row) -> dict[str, Any]:
 def named_model(row: Row) -> Transformer | None:
     """Return the shipped model of a row's name and sizes, of which a table may have fewer layers.
 
-    Experts and latent attention need more figures than a table has columns for.
+    Experts and latent attention need more figures than most tables have.
     """
     name, heads = _letters(row.text("model")), row.number("n_heads")
     sizes = row.count("hidden"), row.number("n_experts") or 0
@@ -501,15 +465,13 @@ def _of_named(row: Row) -> dict[str, Any]:
     """Return what a row leaves out of a model that its name tells.
 
     Raises:
-        LackingError: it has latent attention, of which no column has the sizes.
+        LackingError: it has latent attention, of which neither the name nor the row has all sizes.
     """
     found = named_model(row)
     if found is None:
-        if row.words("attention").facts.get("latent"):
-            raise LackingError(
-                f"attention is {row.text('attention')!r}, whose latents are known of shipped models alone "
-                "(minitrain models); name one in model"
-            )
+        latent = row.latent(None)
+        if latent is not None:
+            return {"latent": latent, "head_dim": latent.key_head_dim, "num_kv_heads": row.count("n_heads")}
         letters = _letters(row.text("model"))
         return next(({"qk_norm": norm} for family, norm in _NORMED.items() if letters.startswith(family)), {})
     fields: dict[str, Any] = {}
@@ -520,8 +482,9 @@ def _of_named(row: Row) -> dict[str, Any]:
         fields["num_shared_experts"] = found.num_shared_experts
     if row.number("n_dense_layers") is None:
         fields["moe_layers"] = [layer for layer in found.moe_layers if layer < row.count("n_layers")]
-    if found.latent is not None:
-        fields |= {"latent": found.latent, "head_dim": found.head_dim, "num_kv_heads": found.num_kv_heads}
+    latent = row.latent(found.latent)
+    if latent is not None:
+        fields |= {"latent": latent, "head_dim": latent.key_head_dim, "num_kv_heads": found.num_kv_heads}
     if found.window is not None:
         layers = [layer for layer in found.window_layers if layer < row.count("n_layers")]
         fields |= {"window": found.window, "window_layers": layers, "chunked_windows": found.chunked_windows}

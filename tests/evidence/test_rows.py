@@ -20,6 +20,7 @@ from minitrain.machine.platforms import Platform, find_platform
 from minitrain.machine.predictor import KernelPredictor
 from minitrain.machine.price import Pricing
 from minitrain.workloads.kernels import Matmul
+from minitrain.workloads.mixers import LatentAttention
 from minitrain.workloads.transformer_workload import find_workload
 
 PUBLISHED = json.loads((Path(__file__).parents[1] / "workloads" / "hugging_face.json").read_text())["published"]
@@ -237,11 +238,63 @@ def test_memory_is_counted_on_devices_whose_kernels_have_no_price() -> None:
         case(**{**given, "mem_gib": "", "step_time_s": "2"})
 
 
-def test_a_row_says_that_its_loss_is_one_kernel() -> None:
-    plain, fused = (case(framework=f"Megatron-Core{words}").platform for words in ("", ", cross entropy loss fusion"))
-    assert plain is not None
-    assert fused is not None
-    assert (plain.fused_loss, fused.fused_loss) == (False, True)
+@pytest.mark.parametrize(
+    ("words", "losses"),
+    [
+        ("Megatron-Core", (False, False)),
+        ("Megatron-Core, fused cross entropy", (True, False)),
+        ("Megatron-Core, cross entropy loss fusion", (False, True)),  # its own, unless Transformer Engine's is named
+        ("Megatron-Core, cross entropy fusion impl te", (True, False)),
+        ("Megatron Bridge", (True, False)),
+        ("Megatron Bridge, cross entropy loss fusion", (True, False)),
+        ("Megatron Bridge, cross entropy fusion impl native", (True, True)),
+        ("FSDP, eager, cross entropy loss fusion", (True, False)),
+    ],
+)
+def test_a_row_says_that_its_loss_is_one_kernel_or_what_is_compiled(words: str, losses: tuple[bool, bool]) -> None:
+    platform = case(framework=words).platform
+    assert platform is not None
+    assert (platform.fused_loss, platform.jitted_loss) == losses
+
+
+def test_a_row_says_that_no_kernel_of_its_own_multiplies_activated_gates() -> None:
+    usual, apart = (case(framework=f"Megatron Bridge{words}").platform for words in ("", ", no bias activation fusion"))
+    assert (usual is not None and usual.gates_apart, apart is not None and apart.gates_apart) == (False, True)
+
+
+def test_a_row_says_whose_stages_memory_it_has() -> None:
+    given = {"framework": "Megatron-Core", "mem_gib": "20", "sp": "1", "attention": "flash"}
+    found = [case(**given, mem_kind=f"allocated{words}") for words in (", first stage", ", last stage", "")]
+    assert [each.of_stage for each in found] == ["first", "last", ""]
+    first, last, fullest = (predict(each).memory["allocated"] for each in found)
+    assert first != last
+    assert max(first, last) == fullest
+
+
+def test_groups_of_layers_are_computed_again_as_each_alone() -> None:
+    each, two = (case(recompute=f"full, uniform, {words}") for words in ("1 layer", "2 layers"))
+    assert each.options["recompute"] == two.options["recompute"] == "full"
+    near = "recompute: layers recomputed in groups, as each alone"
+    assert [near in [said.text for said in found.assumed] for found in (each, two)] == [False, True]
+
+
+def test_deterministic_kernels_are_taken_as_others() -> None:
+    found = case(framework="Megatron-Core, deterministic mode")
+    assert "framework: deterministic kernels, as those that are not" in [each.text for each in found.assumed]
+
+
+def test_a_row_may_state_the_sizes_of_latents() -> None:
+    sizes = "q-lora-rank 1536, kv-lora-rank 512, qk-head-dim 128, qk-pos-emb-head-dim 64"
+    given = {**EXPERTS, "sp": "1", "ep": "8", "model": "mine", "n_shared_experts": "1", "n_dense_layers": "1"}
+    found = case(**given, attention=f"MLA ({sizes}, v-head-dim 96), te fused").model
+    assert found.latent == LatentAttention(
+        kv_rank=512, rope_head_dim=64, nope_head_dim=128, value_head_dim=96, query_rank=1536
+    )
+    assert (found.head_dim, found.num_kv_heads) == (192, found.num_heads)
+    with pytest.raises(LackingError, match=r"shipped models alone .* or add v-head-dim 128"):
+        case(**given, attention=f"MLA ({sizes})")
+    with pytest.raises(LackingError, match=r"or add kv-lora-rank 512, qk-pos-emb-head-dim 64, qk-head-dim 128"):
+        case(**given, attention="MLA")
 
 
 @pytest.mark.parametrize(("release", "is_fused"), [("25.04", False), ("25.07", True), ("25.09", True), ("26.02", True)])

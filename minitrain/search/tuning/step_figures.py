@@ -485,10 +485,10 @@ def _buffer_bytes(columns: Columns, place: int, layout: Pipeline) -> int:
     return known.buffer_bytes(getattr(predictor, "system", None), known_platform(predictor))
 
 
-def fullest_of(columns: Columns, platform: Platform, *, of_last: bool = False) -> DeviceMemory:
-    """Return what the fullest device of the first layout holds, or that of its last place, as a framework allocates."""
+def fullest_of(columns: Columns, platform: Platform, of_stage: str = "") -> DeviceMemory:
+    """Return what the fullest device of the first layout holds, or of its "first" or "last" place, as allocated."""
     order = order_of(columns.pp, columns.num_chunks, _num_microbatches(columns), columns.messages)
-    places = range(columns.pp - 1 if of_last else 0, columns.pp)
+    places = range(columns.pp)[{"first": slice(1), "last": slice(-1, None)}.get(of_stage, slice(None))]
     devices = [_filled(columns, order, place, platform) for place in places]
     return max(devices, key=lambda device: device.allocated_bytes)
 
