@@ -15,7 +15,7 @@ from minitrain.evidence.errors_by_table import TABLES, RowResult, Skipped, Table
 from minitrain.files import write_text
 
 _STYLE, _SCRIPT = (Path(__file__).with_suffix(end).read_text("utf-8") for end in (".css", ".js"))
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _MARGIN = 620, 460, 46, 30, 22
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _MARGIN = 620, 460, 62, 34, 24
 _STRIP_REACH = 0.5  # of the strips of errors, which end there
 _GOLDEN_DEGREES = 137.5  # between hues, so that neighbours differ
 

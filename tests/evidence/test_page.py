@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -32,6 +34,15 @@ def test_the_page_has_points_summaries_bars_and_reasons(done: mt.Validation, tmp
     assert "memory, states" in page
     assert "where a whole number of at least 1 is needed" in page
     assert "http" not in page.replace("http-equiv", "")
+
+
+@pytest.mark.browser
+def test_labels_can_be_read_on_a_telephone(done: mt.Validation, tmp_path: Path, open_page: Callable[..., Any]) -> None:
+    page = open_page(done.write_html(tmp_path / "page.html"))
+    page.set_viewport_size({"width": 390, "height": 800})
+    boxes = page.eval_on_selector_all("svg text", "all => all.map(each => each.getBoundingClientRect().toJSON())")
+    assert all(box["height"] > 10 and box["left"] > 0 and box["right"] < 390 for box in boxes)
+    assert len(boxes) > 5
 
 
 def test_what_a_table_says_is_no_markup(done: mt.Validation, tmp_path: Path) -> None:
