@@ -117,7 +117,8 @@ def require_count(name: str, value: Any, least: int = 1, most: int | None = None
         UsageError: it is not.
     """
     if not is_count(value, least):
-        raise UsageError(f"{name} must be an integer of at least {least}, got {value!r}")
+        remedy = f"; write int({name})" if isinstance(value, Integral) and not isinstance(value, int) else ""
+        raise UsageError(f"{name} must be an integer of at least {least}, got {value!r:.80}{remedy}")
     if most is not None and value > most:
         raise UsageError(f"{name} must be at most {most}, got {shown(value)}")
     return value  # type: ignore[no-any-return]  # an int
@@ -450,6 +451,8 @@ def _is(origin: Any, value: Any) -> bool:
     """Return whether a value is of a type, whatever is within."""
     if origin is bool:
         return type(value).__name__.rstrip("_") == "bool"  # NumPy's too
+    if getattr(value, "shape", None) == () and origin in (tuple, Sequence, Iterable):  # an array of no dimension
+        return False
     if origin in (tuple, Sequence):  # any collection, such as arrays
         return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
     is_type = isinstance(origin, type) and origin is not Any and not getattr(origin, "_is_protocol", False)

@@ -448,7 +448,9 @@ class RunParameters:
         """
         given = {name: getattr(self, name) for name in PRICING_PARAMETERS}
         framework = None if stands_for is None else stands_for.framework
-        if framework is None and all(value in (None, ()) for value in given.values()):
+        if framework is None and all(
+            value is None or (value.__class__ is tuple and not value) for value in given.values()
+        ):
             return USUAL
         return Pricing(**given, stands_for=stands_for)
 

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import minitrain as mt
@@ -136,6 +137,10 @@ class NoHandler:
         (lambda: PUBLIC.Model(dist="x"), r"dist must be a Dist, such as Dist\(4\), got 'x'"),
         (lambda: PUBLIC.Model(runtime_predictor="x"), "runtime_predictor must be a predictor, such as"),
         (lambda: PUBLIC.compare([]), "compare needs at least one strategy, got none"),
+        (lambda: PUBLIC.compare(np.array(4)), r"strategies must be of type .*, got array\(4\)"),
+        (lambda: PUBLIC.simulate("ddp", world_size=np.int64(4)), r"got .*4.*; write int\(world_size\)"),
+        (lambda: PUBLIC.simulate("ddp", platform=np.int64(4)), "platform must be a framework"),
+        (lambda: PUBLIC.tune("tiny", world_size={"a": 1}), "world_size must be an integer of at least 1, got {'a': 1}"),
         (
             lambda: PUBLIC.calibrate(["ddp"], [{"world_size": 2}]),
             "all sizes of a calibration share world_size; give it",

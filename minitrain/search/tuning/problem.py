@@ -26,7 +26,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from minitrain.engine.stages import stages_of
-from minitrain.errors import UsageError
+from minitrain.errors import UsageError, require_count
 from minitrain.machine.measured_topology import places_of
 from minitrain.machine.platforms import StandsFor
 from minitrain.machine.predictor import KernelPredictor, RuntimePredictor
@@ -63,6 +63,8 @@ class TuningProblem:
     key: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        for name in ("world_size", "global_batch_size"):  # by which problems are told apart before they are checked
+            require_count(name, getattr(self, name))
         named = {"workload": self.workload, "hardware": self.hardware, **self.more}
         object.__setattr__(self, "key", json.dumps({name: plain(value) for name, value in named.items()}))
 
