@@ -7,6 +7,7 @@ Ctrl-C, or SIGTERM, as a scheduler of jobs sends it.
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import re
@@ -111,12 +112,21 @@ def _interrupt(_signal: int, _frame: Any) -> None:
 
 
 def _replace_unprintable_characters() -> None:
-    """Print "?" for a character that the terminal cannot show, instead of failing."""
+    """Print what is like a character that the terminal cannot show, or "?", instead of failing."""
+    codecs.register_error("plain", _plain)
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
-            stream.reconfigure(errors="replace")  # type: ignore[union-attr]  # suppressed where it has no such method
+            stream.reconfigure(errors="plain")  # type: ignore[union-attr]  # suppressed where it has no such method
     if not os.environ.get("COLUMNS", "1").strip("0"):
         del os.environ["COLUMNS"]  # in no columns rich would print nothing
+
+
+_LIKE = {"★": "*", "✓": "v", "µ": "u", "≈": "~", "·": "-", "→": ">", "↑": "^"}
+
+
+def _plain(error: Any) -> tuple[str, int]:
+    """Return what is printed for characters that cannot be, and where printing goes on, as `codecs` asks."""
+    return "".join(_LIKE.get(char, "?") for char in error.object[error.start : error.end]), error.end
 
 
 def _discard_further_output() -> int:
