@@ -392,13 +392,15 @@ EAGER_LAUNCH_S = MappingProxyType({"": 13.48e-6, "gh200": 33.17e-6, "gb200": 37.
 `torch.nn.Linear` on DGX H100's Xeon 8480C, taken for all x86 hosts, and on Grace, whose cores are slower (issue 2053 of
 github.com/NVIDIA/TransformerEngine, 2025)."""
 
-EXPERT_LAUNCH_S = MappingProxyType({"": 33.4e-6, "gh200": 90.53e-6, "gb200": 99.66e-6, "gb300": 99.66e-6})
-"""The same, s, for layers with experts, which are Transformer Engine's. On x86 an eighth of the 0.267 ms in which it
-multiplies the tokens of eight experts, 128 each (2048 x 2048, whose kernels take a fraction of that; pull request 3134
-of github.com/NVIDIA/TransformerEngine, 2026), on Grace its `Linear` forward (issue 2053; forward and backward take
-311 us for three launches, says pull request 3523). It counts where the host waits for the tokens of each expert, as of
-every layer (`MoEAlltoAllTokenDispatcher` of Megatron-Core): it is never ahead of the device, as it is in dense layers,
-where it counts for multiplications alone (`module_share`).
+MODULE_LAUNCH_S = MappingProxyType({"": 33.4e-6, "gh200": 90.53e-6, "gb200": 99.66e-6, "gb300": 99.66e-6})
+"""The same, s, for layers of Transformer Engine's modules. On x86 an eighth of the 0.267 ms in which it multiplies the
+tokens of eight experts, 128 each (2048 x 2048, whose kernels take a fraction of that; pull request 3134 of
+github.com/NVIDIA/TransformerEngine, 2026), on Grace its `Linear` forward (issue 2053; forward and backward take 311 us
+for three launches, says pull request 3523). It counts where the host waits for the tokens of each expert, as of every
+layer (`MoEAlltoAllTokenDispatcher` of Megatron-Core): it is never ahead of the device. On x86 it counts in dense layers
+too: a profile of Megatron Bridge at a cloud shows 70 us a launch (table m10). On Grace, where that would make GB200's
+dense runs 12 to 23 % too long, it counts for their multiplications alone (`Style.module_share`), as activations,
+residuals and rotary embeddings are PyTorch's.
 Experts' own multiplications are a loop in C++, not modules: on Grace each launch of it takes what PyTorch's takes."""
 
 CAPTURED = frozenset({"gb200", "gb300"})
@@ -412,38 +414,34 @@ LAUNCH_S, GRAPH_LAUNCH_S = 2.6e-6, 1.3e-6
 _FLASH2 = AttentionRates(AttentionRate(0.5, 0.2, ((0.0, 1.0),)), AttentionRate(0.4, 0.2, ((0.0, 1.0),)))
 
 
-def eager_launch_s(device: str, *, has_experts: bool = False) -> float:
+def eager_launch_s(device: str, *, is_module: bool = False, is_waiting: bool = False) -> float:
     """Return the time between two launches that PyTorch dispatches one by one on a device's host, s.
+
+    Args:
+        device: the name of its config.
+        is_module: whether layers are Transformer Engine's modules, outside of graphs.
+        is_waiting: whether these have experts, whose tokens the host waits for.
 
     >>> eager_launch_s("gb200_nvl72"), eager_launch_s("b200_192g_nvl8")
     (3.708e-05, 1.348e-05)
-    >>> eager_launch_s("gb200_nvl72", has_experts=True), eager_launch_s("b200_192g_nvl8", has_experts=True)
-    (9.966e-05, 3.34e-05)
+    >>> eager_launch_s("gb200_nvl72", is_module=True), eager_launch_s("b200_192g_nvl8", is_module=True)
+    (3.708e-05, 3.34e-05)
+    >>> eager_launch_s("gb200_nvl72", is_waiting=True)
+    9.966e-05
     """
-    by_family = EXPERT_LAUNCH_S if has_experts else EAGER_LAUNCH_S
-    return by_family.get(device.partition("_")[0], by_family[""])
+    family = device.partition("_")[0]
+    by_family = MODULE_LAUNCH_S if is_waiting or (is_module and family not in EAGER_LAUNCH_S) else EAGER_LAUNCH_S
+    return by_family.get(family, by_family[""])
 
 
 def loop_share(device: str) -> float:
-    """Return what a launch in the loop over experts takes of one of their layers' others.
+    """Return what a launch of PyTorch's takes of a module's, in the loop over experts and in dense layers.
 
     >>> round(loop_share("gb200_nvl72"), 2), loop_share("b200_192g_nvl8")
     (0.37, 1.0)
     """
     family = device.partition("_")[0]
-    return EAGER_LAUNCH_S[family] / EXPERT_LAUNCH_S[family] if family in EAGER_LAUNCH_S else 1.0
-
-
-def module_share(device: str) -> float:
-    """Return what launching a multiplication in Transformer Engine's modules takes of PyTorch's launch.
-
-    In dense layers only that of `Linear` and `LayerNormLinear` does: activations, residuals and rotary embeddings are
-    PyTorch's.
-
-    >>> round(module_share("gb200_nvl72"), 2), round(module_share("b200_192g_nvl8"), 2)
-    (2.69, 2.48)
-    """
-    return eager_launch_s(device, has_experts=True) / eager_launch_s(device)
+    return EAGER_LAUNCH_S[family] / MODULE_LAUNCH_S[family] if family in EAGER_LAUNCH_S else 1.0
 
 
 def rates_of(system: SystemConfig) -> KernelRates:
