@@ -399,8 +399,8 @@ class KernelPredictor(_ConfigPredictor):
         self.world_size, self.system, self.pricing = world_size, system, pricing
         self._platform, self._left_out = platform, frozenset(pricing.without)
         self._inner = min(system.networks, key=lambda tier: tier.size)
-        has_modules, is_whole = platform.has_modules, platform.pads_experts or captures == "whole"
-        is_waiting = has_modules and has_experts(workload) and not is_whole
+        is_module = platform.has_modules and not (platform.pads_experts or captures == "whole")
+        is_waiting = is_module and has_experts(workload)
         self.style = Style(
             attention=platform.attention_of(rates),
             casts_apart=platform.casts_apart,
@@ -408,14 +408,14 @@ class KernelPredictor(_ConfigPredictor):
             captures=captures,
             captures_experts=captures == "whole" or (platform.pads_experts and captures is True),
             loop_share=loop_share_of(system.name) if is_waiting else 1.0,
-            module_share=1 / loop_share_of(system.name) if has_modules and not (is_waiting or captures) else 1.0,
+            module_share=1 / loop_share_of(system.name) if is_module and not (is_waiting or captures) else 1.0,
             num_gathered=int(cast("float", system.sheet.features.get("devices", 1))),
             transposes=system.sheet.device_class != "tpu"
             and cast("float", system.sheet.features.get("compute_capability", 0)) < _EITHER_ORDER,
         )
         launch_s = platform.launch_s
         if platform.is_eager and launch_s is None:
-            launch_s = eager_launch_s(system.name, is_module=has_modules and not captures, is_waiting=is_waiting)
+            launch_s = eager_launch_s(system.name, is_module=is_module and not captures, is_waiting=is_waiting)
             launch_s *= platform.launch_factor
         rates, launch_s = platform.rates(rates.without(*terms)), 0.0 if "launches" in terms else launch_s
         device = KernelDevice(system, rates, launch_s=launch_s, num_devices=world_size)
