@@ -481,16 +481,17 @@ def _raise_failure(name: str, models: Sequence[Model], rank: int, error: BaseExc
     place = passed_by(error) if isinstance(error, MinitrainError) else None  # Python says where others come from
     at = "" if place is None else f", {place}"
     meant = _parameter_meant(models[0], error)
-    error.add_note(
-        f"on rank {rank} of {models[0].world_size}, strategy {name}{at}{meant}"
-    )  # a folded run has fewer models
+    size = models[0].world_size  # a folded run has fewer models
+    error.add_note(f"on rank {rank} of {size}, strategy {name}{at}{meant}")
     raise error
 
 
 def _parameter_meant(model: Model, error: BaseException) -> str:
     """Return the parameters of an operation that was called by one it does not have, the likeliest first, or ""."""
-    found = re.search(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'", text_of(error))
-    called = getattr(model, found[1], None) if found and isinstance(error, TypeError) else None
+    if not isinstance(error, TypeError):
+        return ""
+    found = re.match(r"(?:\w+\.)*(\w+)\(\) got an unexpected keyword argument '(\w+)'", text_of(error))
+    called = getattr(model, found[1], None) if found else None
     return f"; {one_of(found[2], inspect.signature(called).parameters)}" if found and callable(called) else ""
 
 

@@ -55,7 +55,7 @@ NEAR: dict[str, Any] = {"platform": "nemo-h100", "device": "h100", "kind": "Llam
 def test_a_run_says_how_far_runs_like_it_were_off(tmp_path: Path) -> None:
     run = mt.simulate("megatron", workload="llama3-8b", world_size=64, global_batch_size=64, tp=8)
     assert run.sureness.startswith("+- ")
-    assert run.sureness.endswith(" runs of nemo-h100 on H100, Llama-like, other layouts)")
+    assert run.sureness.endswith(" runs of nemo-h100 on H100, Llama-like, tp)")
     assert run.sureness in repr(run)
     assert run.summary()["sureness"] == run.sureness
     run.save(tmp_path / "run.jsonl")

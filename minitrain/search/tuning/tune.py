@@ -230,7 +230,7 @@ def tune(
 
     >>> found = tune("tiny", world_size=4, global_batch_size=8, space={"tp": [1, 2], "overlap_parts": [False]}, jobs=1)
     >>> found.best.strategy, found.best.status
-    ('megatron', 'fits')
+    ('fsdp', 'fits')
     """
     require_objective(objective)
     require_workers(executor)

@@ -131,7 +131,7 @@ def test_a_device_that_lacks_bfloat16_takes_part_in_float16_alone() -> None:
 
 def test_a_plan_says_what_each_precision_is_to_each_device() -> None:
     step: dict[str, Any] = {"global_batch_size": 16, "fidelity": "kernels", "without": "spread", "strategies": ["fsdp"]}
-    wide = replace(SMALL, hidden_size=2048)  # whose kernels take longer than their launches
+    wide = replace(SMALL, hidden_size=4096)  # whose kernels take longer than their launches
     said = mt.plan(wide, TWO, precisions=["fp32", "bf16"], **step).explain()
     assert "a sample's time in each precision, beside bf16:" in said
     assert "  bf16: h100_80g_nvl8 x1, v100_32g_nvl8 lacks bfloat16" in said
