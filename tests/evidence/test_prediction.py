@@ -342,4 +342,4 @@ def test_published_runs_that_ran_fit_into_their_devices(one_in: int) -> None:
 
 @pytest.mark.ci
 def test_as_many_published_runs_ran_as_can_be_read() -> None:
-    assert len(runs_that_ran()) == 1727
+    assert len(runs_that_ran()) == 1783
