@@ -24,7 +24,7 @@ from minitrain.engine.dist import Dist
 from minitrain.engine.model import Model
 
 settings.register_profile("all", deadline=None, derandomize=True)
-settings.register_profile("ci", settings.get_profile("all"), max_examples=40)
+settings.register_profile("ci", settings.get_profile("all"), max_examples=20)
 settings.register_profile("quick", settings.get_profile("all"), max_examples=10)
 
 
@@ -38,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Proofs' programs are kept in pytest's folder, and modules where Python keeps them, also where it was told not to
     (`PYTHONDONTWRITEBYTECODE`): else each of hundreds of processes compiles the package anew, and workers all tests.
-    Where `ci` tests are asked for, Hypothesis tries 40 examples, and where slow ones are, its 100.
+    Where `ci` tests are asked for, Hypothesis tries 20 examples, and where slow ones are, its 100.
     """
     left_out = config.option.markexpr
     settings.load_profile("all" if "not slow" not in left_out else "quick" if "not ci" in left_out else "ci")
