@@ -398,9 +398,9 @@ tokens of eight experts, 128 each (2048 x 2048, whose kernels take a fraction of
 github.com/NVIDIA/TransformerEngine, 2026), on Grace its `Linear` forward (issue 2053; forward and backward take 311 us
 for three launches, says pull request 3523). It counts where the host waits for the tokens of each expert, as of every
 layer (`MoEAlltoAllTokenDispatcher` of Megatron-Core): it is never ahead of the device. On x86 it counts in dense layers
-too: a profile of Megatron Bridge at a cloud shows 70 us a launch (table m10). On Grace, where that would make GB200's
-dense runs 12 to 23 % too long, it counts for their multiplications alone (`Style.module_share`), as activations,
-residuals and rotary embeddings are PyTorch's.
+too: a profile of Megatron Bridge at a cloud shows 70 us a launch (table m10). On Grace it counts for these layers'
+multiplications alone (`Style.module_share`), as activations, residuals and rotary embeddings are PyTorch's. Both were
+chosen by looking: at m9 and m10, and at three dense runs on GB200 without graphs, else 8 to 21 % too long (m6, m8).
 Experts' own multiplications are a loop in C++, not modules: on Grace each launch of it takes what PyTorch's takes."""
 
 CAPTURED = frozenset({"gb200", "gb300"})
